@@ -1,0 +1,44 @@
+"""Fixtures that every test package shares."""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SHARED = REPOSITORY.parent / "shared"
+
+
+@pytest.fixture(scope="session")
+def golden_folder() -> Path:
+    """Folder of recorded reference numbers; tests that need it are skipped where it is absent."""
+    folder = SHARED / "golden"
+    if not folder.is_dir():
+        pytest.skip(f"golden data not found at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def golden_json(golden_folder: Path) -> Callable[[str], Any]:
+    """Reads one golden JSON file by its name relative to the golden folder."""
+    return lambda name: json.loads((golden_folder / name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def golden_tensors(golden_folder: Path) -> Callable[[str], dict[str, Any]]:
+    """Loads one golden safetensors file by its name relative to the golden folder."""
+    from safetensors.torch import load_file
+
+    return lambda name: load_file(str(golden_folder / name))
+
+
+@pytest.fixture(scope="session")
+def spec_folder() -> Path:
+    """Folder of the recorded public interfaces (object_info.json, traces)."""
+    folder = SHARED / "spec"
+    if not folder.is_dir():
+        pytest.skip(f"interface records not found at {folder}")
+    return folder
