@@ -1,0 +1,123 @@
+"""Two commands for a fresh machine: `python run.py serve` and `python run.py test`.
+
+Both need nothing but Python. Each makes a virtual environment when there is none (`.venv`, or the
+folder named by LATENTLOOM_VENV), installs the pinned dependencies into it, and then starts the
+server with any further arguments, or runs every check. When neither `pyproject.toml` nor
+`constraints.txt` has changed since, the set-up step is skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = Path(os.environ.get("LATENTLOOM_VENV", ROOT / ".venv"))
+PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+OLDEST = (3, 10)
+USAGE = """usage: python run.py serve [server options]   start the server (serve --help lists them)
+       python run.py test [pytest options]    run every check: ruff, mypy, import-linter, pytest
+"""
+
+
+def fingerprint() -> str:
+    """Hash of everything that decides what the environment must hold."""
+    digest = hashlib.sha256(f"{sys.version} {ROOT}".encode())
+    for name in ("pyproject.toml", "constraints.txt"):
+        digest.update((ROOT / name).read_bytes())
+    return digest.hexdigest()
+
+
+def prepare(extras: str) -> None:
+    """Makes the environment hold the pinned dependencies, plus those of `extras` ("" or "dev")."""
+    stamp = VENV / "latentloom-installed"
+    wanted = fingerprint()
+    held = stamp.read_text().split() if stamp.is_file() else []
+    if held[:1] == [wanted] and extras in {"", *held[1:]}:
+        return
+    if not PYTHON.is_file():
+        print(f"latentloom: creating {VENV}", flush=True)
+        venv.create(VENV, with_pip=True)
+    packages = f"{ROOT}[{extras}]" if extras else str(ROOT)
+    print(
+        "latentloom: installing the pinned dependencies (a few minutes the first time)", flush=True
+    )
+    command = [
+        PYTHON,
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--constraint",
+        ROOT / "constraints.txt",
+        "--editable",
+        packages,
+    ]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
+        sys.exit(
+            "latentloom: installation failed; the lines above say why. "
+            "Run the same command again to retry."
+        )
+    stamp.write_text(f"{wanted} {extras}".strip())
+
+
+def serve(arguments: list[str]) -> int:
+    """Starts main.py with `arguments`; replaces this process where the system allows it."""
+    command = [str(PYTHON), str(ROOT / "main.py"), *arguments]
+    if os.name == "posix":
+        os.execv(command[0], command)
+    return subprocess.run(command, check=False).returncode
+
+
+def test(arguments: list[str]) -> int:
+    """Runs every check, the later ones too when an earlier one fails; pytest comes last."""
+    module = [str(PYTHON), "-m"]
+    checks = {
+        "ruff check": [*module, "ruff", "check", "."],
+        "ruff format": [*module, "ruff", "format", "--check", "--quiet", "."],
+        "mypy": [*module, "mypy"],
+        "import-linter": [str(PYTHON.with_name("lint-imports")), "--no-logo"],
+        "pytest": [*module, "pytest", *arguments],
+    }
+    failed = []
+    for name, command in checks.items():
+        print(f"== {name}", flush=True)
+        started = time.monotonic()
+        if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
+            failed.append(name)
+        print(
+            f"== {name}: {'FAILED' if name in failed else 'ok'}"
+            f" in {time.monotonic() - started:.0f} s",
+            flush=True,
+        )
+    if failed:
+        print(f"latentloom: failed: {', '.join(failed)}", flush=True)
+    return 1 if failed else 0
+
+
+def main() -> int:
+    """Runs the command named on the command line."""
+    if sys.version_info < OLDEST:
+        sys.exit(
+            f"latentloom needs Python {OLDEST[0]}.{OLDEST[1]} or newer, "
+            f"this is {sys.version.split()[0]}: {sys.executable}"
+        )
+    command, arguments = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
+    if command == "serve":
+        prepare("")
+        return serve(arguments)
+    if command == "test":
+        prepare("dev")
+        return test(arguments)
+    print(USAGE, end="")
+    return 0 if command in {"-h", "--help"} else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
