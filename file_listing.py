@@ -1,0 +1,99 @@
+"""Walking folders, picking files by suffix or kind, naming new ones: helpers of `folder_paths`."""
+from __future__ import annotations
+
+import logging
+import mimetypes
+import os
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Literal
+
+logger = logging.getLogger(__name__)
+
+IGNORED_FOLDERS = frozenset({".git", "__pycache__"})
+
+# suffix without dot -> kind; packs extend it. These two are absent from some system tables.
+extension_mimetypes_cache: dict[str, str] = {"webp": "image", "fbx": "model"}
+
+
+def recursive_search(
+    directory: str, excluded_dir_names: Collection[str] | None = None
+) -> tuple[list[str], dict[str, float]]:
+    """Walks `directory`, following links without running in circles.
+
+    Returns:
+        Relative paths of all files, and every visited folder with its modification time.
+    """
+    if not os.path.isdir(directory):
+        return [], {}
+    excluded = IGNORED_FOLDERS if excluded_dir_names is None else excluded_dir_names
+    files: list[str] = []
+    folders: dict[str, float] = {}
+    visited: set[tuple[int, int]] = set()
+    for folder, subfolders, names in os.walk(directory, followlinks=True):
+        try:
+            status = os.stat(folder)
+        except OSError as error:
+            logger.warning("cannot read the folder %s: %s", folder, error)
+            continue
+        if (status.st_dev, status.st_ino) in visited:
+            subfolders.clear()
+            continue
+        visited.add((status.st_dev, status.st_ino))
+        subfolders[:] = sorted(name for name in subfolders if name not in excluded)
+        folders[folder] = status.st_mtime
+        relative = os.path.relpath(folder, directory)
+        files += names if relative == "." else [os.path.join(relative, name) for name in names]
+    return files, folders
+
+
+def filter_files_extensions(files: Iterable[str], extensions: Collection[str]) -> list[str]:
+    """Sorted files whose lower-cased suffix is in `extensions`; all of them when that is empty."""
+    return sorted(
+        name for name in files
+        if not extensions or os.path.splitext(name)[1].lower() in extensions
+    )
+
+
+def filter_files_content_types(
+    files: Sequence[str],
+    content_types: Sequence[Literal["image", "video", "audio", "model"]],
+) -> list[str]:
+    """Files whose type, told from the suffix, is one of `content_types`, in the given order."""
+    kept = []
+    for name in files:
+        suffix = name.rpartition(".")[2].lower()
+        if suffix not in extension_mimetypes_cache:
+            guessed, _ = mimetypes.guess_type(name, strict=False)
+            if guessed is None:
+                continue
+            extension_mimetypes_cache[suffix] = guessed.partition("/")[0]
+        if extension_mimetypes_cache[suffix] in content_types:
+            kept.append(name)
+    return kept
+
+
+def highest_counter(folder: str, filename: str) -> int:
+    """Largest N among files `<filename>_<N>...` of a folder; 0 if there is none."""
+    prefix = os.path.normcase(f"{filename}_")
+    highest = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if os.path.normcase(entry.name).startswith(prefix):
+                digits = entry.name[len(prefix):].partition("_")[0].partition(".")[0]
+                if digits.isascii() and digits.isdigit():
+                    highest = max(highest, int(digits))
+    return highest
+
+
+def fill_tokens(text: str, image_width: int, image_height: int) -> str:
+    """Replaces `%width%`, `%year%` and the like in the prefix of a saved file."""
+    now = time.localtime()
+    values = {
+        "width": str(image_width), "height": str(image_height), "year": str(now.tm_year),
+        "month": f"{now.tm_mon:02}", "day": f"{now.tm_mday:02}", "hour": f"{now.tm_hour:02}",
+        "minute": f"{now.tm_min:02}", "second": f"{now.tm_sec:02}",
+    }
+    for token, value in values.items():
+        text = text.replace(f"%{token}%", value)
+    return text

@@ -1,0 +1,202 @@
+"""Directories, file lists, annotated names and the names of saved files."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import folder_paths
+from utils.extra_config import load_extra_path_config
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path) -> Iterator[Path]:
+    """An empty installation root; everything is put back afterwards."""
+    rows = folder_paths.folder_names_and_paths.items()
+    table = {name: (list(row[0]), row[1]) for name, row in rows}
+    old_base, old_models = folder_paths.base_path, folder_paths.models_dir
+    folder_paths.set_base_directory(str(tmp_path))
+    yield tmp_path
+    folder_paths.set_base_directory(old_base)
+    assert folder_paths.models_dir == old_models
+    folder_paths.folder_names_and_paths.clear()
+    folder_paths.folder_names_and_paths.update(table)
+    folder_paths.filename_list_cache.clear()
+
+
+def touch(path: Path, text: str = "x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_importing_creates_no_folder(tmp_path: Path) -> None:
+    code = "import os, folder_paths; print(os.path.exists(folder_paths.output_directory))"
+    for name in ("folder_paths.py", "file_listing.py"):
+        (tmp_path / name).write_text((REPOSITORY / name).read_text())
+    command = [sys.executable, "-c", code]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert answer.stdout.strip() == "False", answer.stderr
+
+
+def test_base_directory_moves_every_folder_and_keeps_added_ones(base: Path, tmp_path: Path) -> None:
+    folder_paths.add_model_folder_path("loras", "/elsewhere/loras")
+    folder_paths.set_base_directory(str(base / "moved"))
+    assert folder_paths.get_folder_paths("loras") == [
+        str(base / "moved/models/loras"), "/elsewhere/loras",
+    ]
+    assert folder_paths.get_input_directory() == str(base / "moved/input")
+    assert folder_paths.get_folder_paths("custom_nodes") == [str(base / "moved/custom_nodes")]
+
+
+def test_categories_and_folders_are_the_recorded_ones(spec_folder: Path, base: Path) -> None:
+    trace = json.loads((spec_folder / "traces/01_page_load_and_first_run.json").read_text())
+    recorded = next(e["res"] for e in trace["events"] if e.get("path") == "/internal/folder_paths")
+    ours = {name: list(row[0]) for name, row in folder_paths.folder_names_and_paths.items()}
+    expected = {
+        name: [p.replace("<BASE>", str(base)) for p in paths if "/output/" not in p]
+        for name, paths in recorded.items()
+    }
+    assert {name: ours[name] for name in expected} == expected
+
+
+def test_file_list_is_sorted_filtered_and_follows_changes(base: Path) -> None:
+    assert folder_paths.get_filename_list("loras") == []
+    touch(base / "models/loras/b.safetensors")
+    touch(base / "models/loras/style/a.PT")
+    touch(base / "models/loras/notes.txt")
+    styled = os.path.join("style", "a.PT")
+    assert folder_paths.get_filename_list("loras") == ["b.safetensors", styled]
+    (base / "models/loras/b.safetensors").unlink()
+    assert folder_paths.get_filename_list("loras") == [os.path.join("style", "a.PT")]
+
+
+def test_listed_names_are_a_fresh_list(base: Path) -> None:
+    touch(base / "models/vae/one.safetensors")
+    folder_paths.get_filename_list("vae").append("spoiled")
+    assert folder_paths.get_filename_list("vae") == ["one.safetensors"]
+
+
+def test_inside_a_listing_scope_a_category_is_checked_once(base: Path) -> None:
+    touch(base / "models/vae/one.safetensors")
+    with folder_paths.cached_filename_lists():
+        assert folder_paths.get_filename_list("vae") == ["one.safetensors"]
+        touch(base / "models/vae/two.safetensors")
+        assert folder_paths.get_filename_list("vae") == ["one.safetensors"]
+    assert folder_paths.get_filename_list("vae") == ["one.safetensors", "two.safetensors"]
+
+
+def test_a_circle_of_links_ends(base: Path) -> None:
+    touch(base / "models/loras/deep/a.safetensors")
+    (base / "models/loras/deep/again").symlink_to(base / "models/loras")
+    assert folder_paths.get_filename_list("loras") == [os.path.join("deep", "a.safetensors")]
+
+
+@pytest.mark.parametrize("entry", [(["D"], {".gguf"}), [["D"], [".gguf"]]])
+def test_packs_may_replace_entries_with_tuples_or_lists(base: Path, entry: list[list[str]]) -> None:
+    touch(base / "own/x.gguf")
+    folder_paths.folder_names_and_paths["unet_gguf"] = type(entry)([[str(base / "own")], entry[1]])
+    assert folder_paths.get_filename_list("unet_gguf") == ["x.gguf"]
+
+
+def test_old_category_names_reach_the_new_ones(base: Path) -> None:
+    path = touch(base / "models/diffusion_models/net.safetensors")
+    assert folder_paths.get_full_path("unet", "net.safetensors") == str(path)
+    folder_paths.add_model_folder_path("clip", str(base / "more"), is_default=True)
+    assert folder_paths.get_folder_paths("text_encoders")[0] == str(base / "more")
+
+
+def test_an_unknown_category_is_a_key_error_that_lists_the_known() -> None:
+    with pytest.raises(KeyError, match="checkpoints"):
+        folder_paths.get_filename_list("nonsense")
+    assert folder_paths.get_full_path("nonsense", "a") is None
+
+
+@pytest.mark.parametrize("name", ["../../secret.safetensors", "/../../secret.safetensors", "a\0b"])
+def test_model_names_cannot_climb_out(base: Path, name: str) -> None:
+    touch(base / "secret.safetensors")
+    touch(base / "models/loras/x.safetensors")
+    assert folder_paths.get_full_path("loras", name) is None
+    with pytest.raises(FileNotFoundError, match="loras"):
+        folder_paths.get_full_path_or_raise("loras", name)
+
+
+def test_annotated_names_select_their_directory(base: Path) -> None:
+    touch(base / "output/a.png")
+    assert folder_paths.get_annotated_filepath("a.png [output]") == str(base / "output/a.png")
+    assert folder_paths.exists_annotated_filepath("a.png [output]")
+    assert not folder_paths.exists_annotated_filepath("a.png")
+    assert folder_paths.annotated_filepath("a [b].png") == ("a [b].png", None)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "sub/../../x", "link/x", "a\0"])
+def test_annotated_names_cannot_leave_their_directory(base: Path, name: str) -> None:
+    touch(base / "input/in.png")
+    touch(base / "private/x")
+    touch(base / "x")
+    (base / "input/link").symlink_to(base / "private")
+    with pytest.raises(ValueError, match=r"outside|NUL"):
+        folder_paths.get_annotated_filepath(name)
+    assert not folder_paths.exists_annotated_filepath(name)
+
+
+def test_saved_names_count_on_from_the_highest(base: Path) -> None:
+    out = str(base / "output")
+    assert folder_paths.get_save_image_path("run/pic", out) == (
+        os.path.join(out, "run"), "pic", 1, "run", "run/pic",
+    )
+    touch(base / "output/run/pic_00007_.png")
+    touch(base / "output/run/pic_99999x_.png")
+    touch(base / "output/run/picture_00050_.png")
+    assert folder_paths.get_save_image_path("run/pic", out)[2] == 8
+
+
+def test_saved_names_fill_tokens_and_stay_inside(base: Path) -> None:
+    filled = folder_paths.get_save_image_path("%width%x%height%_%year%", str(base), 64, 32)[1]
+    assert filled.startswith("64x32_2")
+    with pytest.raises(ValueError, match="outside"):
+        folder_paths.get_save_image_path("../up/pic", str(base / "output"))
+
+
+def test_output_scope_changes_the_output_directory_only_inside(base: Path) -> None:
+    with folder_paths.output_scope(str(base / "alice")):
+        assert folder_paths.get_output_directory() == str(base / "alice")
+    assert folder_paths.get_output_directory() == str(base / "output")
+
+
+def test_reserved_users_are_not_public(base: Path) -> None:
+    assert folder_paths.get_public_user_directory("__system") is None
+    assert folder_paths.get_system_user_directory() == str(base / "user/__system")
+    with pytest.raises(ValueError, match="letters"):
+        folder_paths.get_system_user_directory("../x")
+
+
+def test_content_types_are_told_from_suffixes() -> None:
+    files = ["a.png", "b.webp", "c.mp4", "d.flac", "e.fbx", "f"]
+    assert folder_paths.filter_files_content_types(files, ["image"]) == ["a.png", "b.webp"]
+    assert folder_paths.filter_files_content_types(files, ["video", "audio", "model"]) == files[2:5]
+
+
+def test_extra_model_paths_are_added_and_relative_ones_start_at_the_file(base: Path) -> None:
+    config = touch(base / "conf/extra.yaml", (
+        "other:\n  base_path: ../store\n  is_default: true\n  loras: |\n    L1\n    L2\n"
+        "  unet: U\nplain:\n  my_kind: sub\n"
+    ))
+    load_extra_path_config(str(config))
+    store = str(base / "store")
+    assert folder_paths.get_folder_paths("loras")[:2] == [f"{store}/L1", f"{store}/L2"]
+    assert folder_paths.get_folder_paths("diffusion_models")[0] == f"{store}/U"
+    assert folder_paths.get_folder_paths("my_kind") == [str(base / "conf/sub")]
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "s: [1]\n", "s: {a: 'x\n"])
+def test_extra_model_paths_of_a_wrong_shape_name_the_file(base: Path, text: str) -> None:
+    with pytest.raises(ValueError, match=r"bad\.yaml"):
+        load_extra_path_config(str(touch(base / "bad.yaml", text)))

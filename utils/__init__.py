@@ -1,0 +1,1 @@
+"""Small public helpers that node packs import by name."""
