@@ -1,0 +1,1 @@
+"""Numerics of the server: networks, weights, patching, sampling. Torch lives here."""

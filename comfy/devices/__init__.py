@@ -1,0 +1,1 @@
+"""Accelerators, precision policy, memory accounting and residency of loaded models."""

@@ -1,0 +1,198 @@
+"""Which number type a network stores and computes in, per device, from the capability table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from comfy.devices import accelerators, memory
+from comfy.devices.runtime import get_runtime
+
+FLOAT8_TYPES: tuple[torch.dtype, ...] = tuple(
+    getattr(torch, name)
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
+    if hasattr(torch, name)
+)
+"""Storage types of eight bits that this torch knows."""
+
+SUPPORTED = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def should_use_fp16(
+    device: torch.device | None = None,
+    model_params: int = 0,
+    prioritize_performance: bool = True,
+    manual_cast: bool = False,
+) -> bool:
+    """Whether a model should compute in float16.
+
+    Args:
+        device: Device; None is the primary one.
+        model_params: Number of weights; matters on cards where float16 only saves memory.
+        prioritize_performance: False also says yes where float16 saves memory but no time.
+        manual_cast: The weights will be cast at use, so storage in float16 is enough.
+    """
+    runtime = get_runtime()
+    device = device or runtime.device
+    if device.type == "cpu":
+        return False
+    if runtime.precision.force_fp16:
+        return True
+    if runtime.precision.force_fp32 or not accelerators.accelerator_row(device).fp16:
+        return False
+    if accelerators.has_fast_fp16(device):
+        return True
+    if not prioritize_performance or manual_cast:
+        return model_params * 4 > memory.get_free_memory(device) * 0.9
+    return False
+
+
+def should_use_bf16(
+    device: torch.device | None = None,
+    model_params: int = 0,
+    prioritize_performance: bool = True,
+    manual_cast: bool = False,
+) -> bool:
+    """Whether a model should compute in bfloat16; arguments as in `should_use_fp16`."""
+    runtime = get_runtime()
+    device = device or runtime.device
+    if device.type == "cpu" or runtime.precision.force_fp32:
+        return False
+    if accelerators.has_bf16(device):
+        return True
+    if accelerators.compute_capability(device) is not None and manual_cast:
+        return not prioritize_performance and model_params * 4 > memory.get_free_memory(device)
+    return False
+
+
+def supports_dtype(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a device can compute in a type."""
+    row = accelerators.accelerator_row(device)
+    if dtype == torch.float32:
+        return True
+    if device.type == "cpu":
+        return False
+    if dtype == torch.float64:
+        return row.fp64
+    if dtype == torch.float16:
+        return row.fp16
+    return dtype == torch.bfloat16 and row.bf16 is not False
+
+
+def supports_cast(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a device can hold tensors of a type and cast them."""
+    row = accelerators.accelerator_row(device)
+    if dtype in FLOAT8_TYPES:
+        return row.fp8_storage
+    if dtype == torch.float64:
+        return row.fp64
+    return dtype in SUPPORTED
+
+
+def supports_fp8_compute(device: torch.device | None = None) -> bool:
+    """Whether matrix products in float8 may be used."""
+    runtime = get_runtime()
+    if runtime.precision.supports_fp8_compute:
+        return True
+    return accelerators.has_fp8_compute(device or runtime.device)
+
+
+def unet_dtype(
+    device: torch.device | None = None,
+    model_params: int = 0,
+    supported_dtypes: Sequence[torch.dtype] = SUPPORTED,
+    weight_dtype: torch.dtype | None = None,
+) -> torch.dtype:
+    """The type a diffusion model's weights are stored in.
+
+    Args:
+        device: Device it will run on; None is the primary one.
+        model_params: Number of weights.
+        supported_dtypes: Types the family computes well in, best first.
+        weight_dtype: Type found in the file.
+    """
+    runtime = get_runtime()
+    device = device or runtime.device
+    if runtime.precision.unet_dtype is not None:
+        return runtime.precision.unet_dtype
+    if weight_dtype in FLOAT8_TYPES and supports_cast(device, weight_dtype):
+        return weight_dtype
+    chosen = _first_usable(device, model_params, supported_dtypes, manual_cast=False)
+    if chosen is None and device.type != "cpu":
+        chosen = _first_usable(device, model_params, supported_dtypes, manual_cast=True)
+    return chosen or torch.float32
+
+
+def _first_usable(
+    device: torch.device, model_params: int, candidates: Sequence[torch.dtype], manual_cast: bool
+) -> torch.dtype | None:
+    for dtype in candidates:
+        if dtype == torch.float16 and should_use_fp16(
+            device, model_params, not manual_cast, manual_cast
+        ):
+            return dtype
+        if dtype == torch.bfloat16 and should_use_bf16(
+            device, model_params, not manual_cast, manual_cast
+        ):
+            return dtype
+    return None
+
+
+def unet_manual_cast(
+    weight_dtype: torch.dtype | None,
+    inference_device: torch.device,
+    supported_dtypes: Sequence[torch.dtype] = SUPPORTED,
+) -> torch.dtype | None:
+    """The type to cast weights to at use, or None when they compute as they are stored."""
+    if weight_dtype in (torch.float32, torch.float64):
+        return None
+    if weight_dtype == torch.float16 and should_use_fp16(
+        inference_device, prioritize_performance=False
+    ):
+        return None
+    if weight_dtype == torch.bfloat16 and should_use_bf16(inference_device):
+        return None
+    return _first_usable(inference_device, 0, supported_dtypes, manual_cast=False) or torch.float32
+
+
+def vae_dtype(
+    device: torch.device | None = None, allowed_dtypes: Sequence[torch.dtype] = ()
+) -> torch.dtype:
+    """The type an autoencoder computes in; `allowed_dtypes` are what it tolerates, best first."""
+    chosen = get_runtime().precision.vae_dtype
+    if chosen is not None:
+        return chosen
+    for dtype in allowed_dtypes:
+        if dtype == torch.float16 and should_use_fp16(device):
+            return dtype
+        if dtype == torch.bfloat16 and should_use_bf16(device):
+            return dtype
+    return torch.float32
+
+
+def text_encoder_dtype(device: torch.device | None = None) -> torch.dtype:  # noqa: ARG001
+    """The type a text encoder's weights are stored in."""
+    return get_runtime().precision.text_encoder_dtype or torch.float16
+
+
+def pick_weight_dtype(
+    dtype: torch.dtype | None, fallback_dtype: torch.dtype, device: torch.device | None = None
+) -> torch.dtype:
+    """`dtype` where the device can hold it, else `fallback_dtype`."""
+    if dtype is None or dtype.itemsize > fallback_dtype.itemsize:
+        return fallback_dtype
+    return dtype if supports_cast(device or get_runtime().device, dtype) else fallback_dtype
+
+
+def force_channels_last() -> bool:
+    """Whether convolutions should use the channels-last layout."""
+    return get_runtime().precision.force_channels_last
+
+
+def force_upcast_attention_dtype() -> dict[torch.dtype, torch.dtype] | None:
+    """Types whose attention is computed in a wider one, or None."""
+    precision = get_runtime().precision
+    if precision.force_upcast_attention:
+        return {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+    return None

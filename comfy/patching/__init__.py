@@ -1,0 +1,1 @@
+"""Reversible changes of a loaded model: weight patches, object patches, hooks, wrappers."""

@@ -1,0 +1,1 @@
+"""State-dict files, key remapping, LoRA layouts, adapters and weight arithmetic."""
