@@ -1,0 +1,106 @@
+"""Finished prompts: bounded, compact, and readable page by page."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from comfy_execution.jobs import job_from_history
+from comfy_execution.wire import dump_json
+
+if TYPE_CHECKING:
+    from comfy_execution.journal import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    fingerprint: str
+    job: dict[str, Any]
+    blob: bytes | None  # None: the journal has it
+
+
+class HistoryStore(Mapping[str, dict[str, Any]]):
+    """Finished prompts by id, oldest first; the oldest go when there are more than ``limit``.
+
+    Entries are kept as compressed JSON (in the journal, if there is one), so a long history costs
+    little memory; what job lists need is kept beside them. Not thread-safe: the queue holds its
+    lock around every call.
+    """
+
+    def __init__(self, limit: int, journal: Journal | None = None) -> None:
+        self.limit = limit
+        self._journal = journal
+        self._entries: OrderedDict[str, _Stored] = OrderedDict()
+        if journal is not None:
+            for prompt_id, fingerprint, blob in journal.load_history(limit):
+                job = job_from_history(prompt_id, _unpack(blob))
+                self._entries[prompt_id] = _Stored(fingerprint, job, None)
+
+    def add(self, prompt_id: str, entry: dict[str, Any], fingerprint: str) -> None:
+        """Stores an entry as the newest one, in place of an older one with the same id."""
+        blob = zlib.compress(dump_json(entry).encode("utf-8"), 1)
+        job = job_from_history(prompt_id, entry)
+        self._entries.pop(prompt_id, None)
+        if self._journal is not None:
+            self._journal.finish(prompt_id, fingerprint, blob)
+        kept = None if self._journal is not None else blob
+        self._entries[prompt_id] = _Stored(fingerprint, job, kept)
+        while len(self._entries) > self.limit:
+            self.delete(next(iter(self._entries)))
+
+    def fingerprint(self, prompt_id: str) -> str | None:
+        """Digest of the body that was posted under this id; None for an unknown id."""
+        stored = self._entries.get(prompt_id)
+        return stored.fingerprint if stored is not None else None
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Job records of all entries, oldest first; treat as read-only."""
+        return [stored.job for stored in self._entries.values()]
+
+    def page(self, max_items: int | None, offset: int) -> list[str]:
+        """Ids of a page: the newest ``max_items``, or so many from ``offset`` (oldest first)."""
+        names = list(self._entries)
+        if offset < 0:
+            return names if max_items is None else names[max(0, len(names) - max_items) :]
+        return names[offset:] if max_items is None else names[offset : offset + max_items]
+
+    def read(self, prompt_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Full entries of the known ones among these ids, in the order given."""
+        found: dict[str, dict[str, Any]] = {}
+        for prompt_id in prompt_ids:
+            stored = self._entries.get(prompt_id)
+            blob = stored.blob if stored is not None else None
+            if stored is not None and blob is None and self._journal is not None:
+                blob = self._journal.read_history(prompt_id)
+            if blob is not None:
+                found[prompt_id] = _unpack(blob)
+        return found
+
+    def delete(self, prompt_id: str) -> None:
+        """Forgets one entry; an unknown id is ignored."""
+        if self._entries.pop(prompt_id, None) is not None and self._journal is not None:
+            self._journal.delete_history([prompt_id])
+
+    def clear(self) -> None:
+        """Forgets all entries."""
+        self._entries.clear()
+        if self._journal is not None:
+            self._journal.delete_history(None)
+
+    def __getitem__(self, prompt_id: str) -> dict[str, Any]:
+        return self.read([prompt_id])[prompt_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def _unpack(blob: bytes) -> dict[str, Any]:
+    entry: dict[str, Any] = json.loads(zlib.decompress(blob))
+    return entry

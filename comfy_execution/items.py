@@ -1,0 +1,88 @@
+"""What goes through the queue: the public item tuple, and typed answers about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+SENSITIVE_EXTRA_DATA_KEYS = ("auth_token_comfy_org", "api_key_comfy_org")
+"""Keys of extra_data that are handed to nodes and shown, stored and logged nowhere."""
+
+QueueItem = tuple[float, str, dict[str, Any], dict[str, Any], list[str], dict[str, Any]]
+"""(number, prompt_id, prompt, extra_data, output ids, secret extra data)."""
+
+
+class ExecutionStatus(NamedTuple):
+    """How a prompt ended; ``messages`` holds (event name, data) in the order of sending."""
+
+    status_str: str  # "success" or "error"
+    completed: bool
+    messages: list[Any]
+
+
+class SubmissionKind(Enum):
+    """What became of a submitted prompt."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    CONFLICT = "conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Answer to a submission; a server turns CONFLICT into status 409."""
+
+    kind: SubmissionKind
+    prompt_id: str
+    number: float
+
+
+class CancelOutcome(Enum):
+    """What cancelling one job did."""
+
+    INTERRUPTED = "interrupted"
+    REMOVED = "removed"
+    FINISHED = "finished"
+    UNKNOWN = "unknown"
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the job is stopped, or about to, because of the call."""
+        return self in (CancelOutcome.INTERRUPTED, CancelOutcome.REMOVED)
+
+
+class PromptIdConflictError(ValueError):
+    """A prompt with this id is already waiting, running or finished."""
+
+    def __init__(self, prompt_id: str) -> None:
+        super().__init__(
+            f"prompt id {prompt_id!r} is already in use; leave the id out or choose a new one"
+        )
+        self.prompt_id = prompt_id
+
+
+def normalize_item(item: Sequence[Any]) -> QueueItem:
+    """Turns a five or six item tuple into the six item form, secrets moved to their place.
+
+    Raises:
+        ValueError: the item has another length.
+    """
+    if len(item) not in (5, 6):
+        raise ValueError(
+            "a queue item is (number, prompt_id, prompt, extra_data, outputs[, secrets]); "
+            f"got {len(item)} values"
+        )
+    number, prompt_id, prompt, extra_data, outputs = item[:5]
+    secrets = dict(item[5]) if len(item) == 6 and item[5] else {}
+    extra = dict(extra_data or {})
+    for key in SENSITIVE_EXTRA_DATA_KEYS:
+        if key in extra:
+            secrets[key] = extra.pop(key)
+    return (number, str(prompt_id), prompt, extra, list(outputs), secrets)
+
+
+def public_item(item: Sequence[Any]) -> tuple[Any, ...]:
+    """The item as queue and history show it: without its secrets."""
+    return tuple(item[:5])

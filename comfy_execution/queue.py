@@ -1,0 +1,429 @@
+"""The prompt queue: who waits, who runs, what came out.
+
+Every method may be called from any thread. Pending prompts are ordered by their number, equal
+numbers by arrival. With a journal, an accepted prompt is on disk before ``submit`` returns.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from comfy_execution import events
+from comfy_execution.history import HistoryStore
+from comfy_execution.items import (
+    CancelOutcome,
+    ExecutionStatus,
+    PromptIdConflictError,
+    QueueItem,
+    Submission,
+    SubmissionKind,
+    normalize_item,
+    public_item,
+)
+from comfy_execution.wire import dump_json
+
+if TYPE_CHECKING:
+    from comfy_execution.journal import Journal
+
+logger = logging.getLogger(__name__)
+
+MAXIMUM_HISTORY_SIZE = 10000
+
+
+class Interrupt(Protocol):
+    """The cancellation flag that running nodes look at."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def is_set(self) -> bool: ...
+
+
+@dataclass(order=True, slots=True)
+class _Pending:
+    order: tuple[float, int]
+    item: QueueItem = field(compare=False)
+
+
+class PromptQueue:
+    """Pending, running and finished prompts.
+
+    Attributes:
+        currently_running: Item key -> queue item, for node packages that look at what runs.
+    """
+
+    ExecutionStatus = ExecutionStatus
+
+    def __init__(
+        self,
+        sink: events.EventSink | None = None,
+        *,
+        interrupt: Interrupt | None = None,
+        journal: Journal | None = None,
+        history_limit: int = MAXIMUM_HISTORY_SIZE,
+    ) -> None:
+        self.sink: events.EventSink = sink or events.NullSink()
+        self.interrupt_flag = interrupt
+        self.mutex = threading.RLock()
+        self.not_empty = threading.Condition(self.mutex)
+        self.currently_running: dict[int, QueueItem] = {}
+        self.flags: dict[str, Any] = {}
+        self._journal = journal
+        self._pending: list[_Pending] = []
+        self._fingerprints: dict[str, str] = {}
+        self._history = HistoryStore(history_limit, journal)
+        self._arrivals = 0
+        self._paused = False
+        self._interrupt_listeners: list[Callable[[str], None]] = []
+        self._finished_listeners: list[Callable[[str], None]] = []
+
+    # --- putting prompts in -------------------------------------------------------------------
+
+    def submit(self, item: Sequence[Any]) -> Submission:
+        """Accepts a prompt, or says that its id is taken.
+
+        Args:
+            item: (number, prompt_id, prompt, extra_data, output ids[, secret extra data]).
+        Returns:
+            ACCEPTED; DUPLICATE when a prompt with this id and the same body is known (nothing is
+            queued, the first job answers); CONFLICT when the id belongs to another body.
+        """
+        entry = normalize_item(item)
+        number, prompt_id = entry[0], entry[1]
+        prompt_text = dump_json(entry[2])
+        fingerprint = _fingerprint(prompt_text, entry)
+        with self.mutex:
+            known = self._fingerprints.get(prompt_id) or self._history.fingerprint(prompt_id)
+            if known is not None:
+                kind = SubmissionKind.DUPLICATE if known == fingerprint else SubmissionKind.CONFLICT
+                return Submission(kind, prompt_id, number)
+            self._fingerprints[prompt_id] = fingerprint
+            self._arrivals += 1
+            arrival = self._arrivals
+        if self._journal is not None:
+            try:
+                self._journal.enqueue(entry, prompt_text, fingerprint, arrival)
+            except BaseException:
+                with self.mutex:
+                    self._fingerprints.pop(prompt_id, None)
+                raise
+        with self.mutex:
+            bisect.insort(self._pending, _Pending((float(number), arrival), entry))
+            self._changed()
+            self.not_empty.notify()
+        return Submission(SubmissionKind.ACCEPTED, prompt_id, number)
+
+    def put(self, item: Sequence[Any]) -> None:
+        """Queues an item, as node packages do.
+
+        Raises:
+            PromptIdConflictError: a prompt with this id is known already.
+        """
+        submission = self.submit(item)
+        if submission.kind is not SubmissionKind.ACCEPTED:
+            raise PromptIdConflictError(submission.prompt_id)
+
+    def restore(self, entries: Iterable[tuple[QueueItem, str]], *, paused: bool = False) -> None:
+        """Takes over prompts that the journal kept, in order, without writing them again."""
+        with self.mutex:
+            for item, fingerprint in entries:
+                self._arrivals += 1
+                self._fingerprints[item[1]] = fingerprint
+                bisect.insort(self._pending, _Pending((float(item[0]), self._arrivals), item))
+            self._paused = paused
+            self._changed()
+            self.not_empty.notify_all()
+
+    # --- the worker's side --------------------------------------------------------------------
+
+    def get(self, timeout: float | None = None) -> tuple[QueueItem, int] | None:
+        """Waits for a prompt and hands it out; it counts as running from here on.
+
+        A cancellation that is still pending is dropped: it was meant for an earlier prompt.
+
+        Args:
+            timeout: Seconds to wait; None waits for ever.
+        Returns:
+            The item and its key for ``task_done``; None after the timeout or a flag was set.
+        """
+        with self.not_empty:
+            while self._paused or not self._pending:
+                self.not_empty.wait(timeout)
+                if timeout is not None and (self._paused or not self._pending):
+                    return None
+            item = self._pending.pop(0).item
+            key = self._arrivals = self._arrivals + 1
+            self.currently_running[key] = item
+            if self.interrupt_flag is not None:
+                self.interrupt_flag.clear()
+            if self._journal is not None:
+                self._journal.mark_running(item[1])
+            self._changed()
+            return item, key
+
+    def task_done(
+        self,
+        item_id: int,
+        history_result: Mapping[str, Any],
+        status: ExecutionStatus | None = None,
+        process_item: Callable[[QueueItem], Sequence[Any]] | None = None,
+    ) -> None:
+        """Moves a running prompt to the history.
+
+        Args:
+            item_id: The key that ``get`` gave.
+            history_result: ``outputs``, ``meta`` and further keys of the history entry.
+            status: How it ended.
+            process_item: What to keep of the item; the default leaves out secrets.
+        """
+        with self.mutex:
+            item = self.currently_running.pop(item_id)
+            kept = list(process_item(item) if process_item is not None else public_item(item))
+            self._record(item[1], kept, history_result, status)
+            self._changed()
+        self._announce_finished(item[1])
+
+    def set_flag(self, name: str, data: Any) -> None:
+        """Asks the worker for something between prompts: ``unload_models``, ``free_memory``."""
+        with self.mutex:
+            self.flags[name] = data
+            self.not_empty.notify_all()
+
+    def get_flags(self, reset: bool = True) -> dict[str, Any]:
+        """Flags set so far; reading clears them unless told otherwise."""
+        with self.mutex:
+            flags = dict(self.flags)
+            if reset:
+                self.flags = {}
+            return flags
+
+    # --- looking ------------------------------------------------------------------------------
+
+    def get_current_queue(self) -> tuple[list[QueueItem], list[QueueItem]]:
+        """Running and pending items, pending in the order they will run. Treat as read-only."""
+        with self.mutex:
+            return list(self.currently_running.values()), [entry.item for entry in self._pending]
+
+    get_current_queue_volatile = get_current_queue
+
+    def get_tasks_remaining(self) -> int:
+        """Number of prompts that wait or run."""
+        with self.mutex:
+            return len(self._pending) + len(self.currently_running)
+
+    @property
+    def queue(self) -> list[QueueItem]:
+        """Pending items in order; a copy."""
+        return self.get_current_queue()[1]
+
+    # --- taking out ---------------------------------------------------------------------------
+
+    def wipe_queue(self) -> None:
+        """Drops every pending prompt."""
+        with self.mutex:
+            self._drop(self._pending)
+
+    def delete_queue_item(self, function: Callable[[QueueItem], bool]) -> bool:
+        """Drops the first pending item for which function holds; says whether there was one."""
+        with self.mutex:
+            for entry in self._pending:
+                if function(entry.item):
+                    self._drop([entry])
+                    return True
+        return False
+
+    def interrupt(self, prompt_id: str | None = None) -> bool:
+        """Stops the running prompt, if it is the named one; None means whichever runs.
+
+        Checking and setting happen under one lock, so a later prompt is never hit.
+        """
+        with self.mutex:
+            running = [item[1] for item in self.currently_running.values()]
+            hit = [name for name in running if prompt_id is None or name == prompt_id]
+            if not hit:
+                return False
+            if self.interrupt_flag is not None:
+                self.interrupt_flag.set()
+            listeners = list(self._interrupt_listeners)
+        for listener in listeners:
+            listener(hit[0])
+        return True
+
+    def cancel(self, prompt_id: str) -> CancelOutcome:
+        """Stops or removes one job, wherever it is; a removed one is kept in the history."""
+        with self.mutex:
+            if self.interrupt(prompt_id):
+                return CancelOutcome.INTERRUPTED
+            for entry in self._pending:
+                if entry.item[1] == prompt_id:
+                    self._pending.remove(entry)
+                    kept = list(public_item(entry.item))
+                    self._record(prompt_id, kept, {"meta": {}}, _cancelled_status(prompt_id))
+                    self._changed()
+                    break
+            else:
+                known = self._history.fingerprint(prompt_id) is not None
+                return CancelOutcome.FINISHED if known else CancelOutcome.UNKNOWN
+        self._announce_finished(prompt_id)
+        return CancelOutcome.REMOVED
+
+    # --- order --------------------------------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        """Whether pending prompts are held back."""
+        return self._paused
+
+    def pause(self) -> None:
+        """Holds back pending prompts; the running one goes on."""
+        with self.mutex:
+            self._paused = True
+
+    def resume(self) -> None:
+        """Lets pending prompts run again."""
+        with self.mutex:
+            self._paused = False
+            self.not_empty.notify_all()
+
+    def reorder(self, prompt_ids: Sequence[str]) -> list[str]:
+        """Puts the named pending prompts first, in this order; the rest keep theirs.
+
+        Returns:
+            All pending ids in their new order. Ids that are not pending are ignored.
+        """
+        wanted = {prompt_id: place for place, prompt_id in enumerate(prompt_ids)}
+        with self.mutex:
+            numbers = [entry.order[0] for entry in self._pending]
+            ordered = sorted(
+                self._pending, key=lambda entry: wanted.get(entry.item[1], len(wanted))
+            )
+            self._pending = []
+            for number, entry in zip(numbers, ordered):
+                self._arrivals += 1
+                item = (int(number) if number.is_integer() else number, *entry.item[1:])
+                self._pending.append(_Pending((number, self._arrivals), item))
+            self._journal_order()
+            self._changed()
+            return [entry.item[1] for entry in self._pending]
+
+    def set_number(self, prompt_id: str, number: float) -> bool:
+        """Gives a pending prompt another position value; smaller runs first."""
+        with self.mutex:
+            for entry in self._pending:
+                if entry.item[1] == prompt_id:
+                    self._pending.remove(entry)
+                    self._arrivals += 1
+                    item = (number, *entry.item[1:])
+                    bisect.insort(self._pending, _Pending((float(number), self._arrivals), item))
+                    self._journal_order()
+                    self._changed()
+                    return True
+        return False
+
+    # --- history ------------------------------------------------------------------------------
+
+    @property
+    def history(self) -> HistoryStore:
+        """Finished prompts by id, oldest first."""
+        return self._history
+
+    def get_history(
+        self,
+        prompt_id: str | None = None,
+        max_items: int | None = None,
+        offset: int = -1,
+        map_function: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> dict[str, Any]:
+        """History entries by prompt id, oldest first.
+
+        Args:
+            prompt_id: Only this one; the answer is empty if there is none.
+            max_items: At most so many: the newest ones, or those from ``offset`` on.
+            offset: Counted from the oldest; negative means "the newest".
+            map_function: Applied to each entry.
+        """
+        with self.mutex:
+            if prompt_id is not None:
+                entries = self._history.read([prompt_id])
+            else:
+                entries = self._history.read(self._history.page(max_items, offset))
+        if map_function is None:
+            return entries
+        return {name: map_function(entry) for name, entry in entries.items()}
+
+    def wipe_history(self) -> None:
+        """Forgets every finished prompt."""
+        with self.mutex:
+            self._history.clear()
+
+    def delete_history_item(self, id_to_delete: str) -> None:
+        """Forgets one finished prompt; an unknown id is ignored."""
+        with self.mutex:
+            self._history.delete(id_to_delete)
+
+    # --- listeners ----------------------------------------------------------------------------
+
+    def add_interrupt_listener(self, listener: Callable[[str], None]) -> None:
+        """Calls listener(prompt_id) after a running prompt was told to stop."""
+        self._interrupt_listeners.append(listener)
+
+    def add_finished_listener(self, listener: Callable[[str], None]) -> None:
+        """Calls listener(prompt_id) once a prompt is in the history."""
+        self._finished_listeners.append(listener)
+
+    # --- inside; the lock is held -------------------------------------------------------------
+
+    def _changed(self) -> None:
+        self.sink.publish(events.Status(len(self._pending) + len(self.currently_running)))
+
+    def _drop(self, entries: Iterable[_Pending]) -> None:
+        dropped = list(entries)
+        names = {entry.item[1] for entry in dropped}
+        self._pending = [entry for entry in self._pending if entry.item[1] not in names]
+        for name in names:
+            self._fingerprints.pop(name, None)
+        if self._journal is not None and names:
+            self._journal.forget(names)
+        self._changed()
+
+    def _record(
+        self,
+        prompt_id: str,
+        item: list[Any],
+        result: Mapping[str, Any],
+        status: ExecutionStatus | None,
+    ) -> None:
+        entry: dict[str, Any] = {
+            "prompt": item,
+            "outputs": {},
+            "status": status._asdict() if status is not None else None,
+        }
+        entry.update(result)
+        self._history.add(prompt_id, entry, self._fingerprints.pop(prompt_id, ""))
+
+    def _journal_order(self) -> None:
+        if self._journal is not None:
+            self._journal.set_order([(e.item[1], e.item[0], e.order[1]) for e in self._pending])
+
+    def _announce_finished(self, prompt_id: str) -> None:
+        for listener in list(self._finished_listeners):
+            listener(prompt_id)
+
+
+def _fingerprint(prompt_text: str, item: QueueItem) -> str:
+    """Digest of everything that makes two posted bodies the same job."""
+    extra = {key: value for key, value in item[3].items() if key != "create_time"}
+    body = f"{prompt_text}\n{dump_json(extra, sort_keys=True)}\n{dump_json(item[4])}"
+    return hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _cancelled_status(prompt_id: str) -> ExecutionStatus:
+    interrupted = events.ExecutionInterrupted(prompt_id, "", "", (), events.now_ms())
+    return ExecutionStatus("error", False, [("execution_interrupted", interrupted.payload())])
