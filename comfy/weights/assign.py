@@ -1,0 +1,79 @@
+"""Putting a state dict into a module without ever holding a weight twice.
+
+A tensor of the right type becomes the parameter itself (file-backed, pages shared); any other is
+converted once, and the pages it came from are given back at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from comfy.weights.mapped_file import release_pages
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AssignReport:
+    """Keys that did not meet.
+
+    Attributes:
+        missing: Parameters and buffers of the module the state dict lacks.
+        unexpected: State-dict keys the module lacks.
+        matched: How many keys met.
+    """
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    matched: int
+
+    def log(self, name: str) -> None:
+        """Report what did not meet, by count and example."""
+        for what, keys in (("missing", self.missing), ("unexpected", self.unexpected)):
+            if keys:
+                logger.warning("%s: %d %s keys, such as %s", name, len(keys), what, keys[0])
+
+
+def assign_weights(
+    module: nn.Module, state_dict: MutableMapping[str, torch.Tensor], consume: bool = False
+) -> AssignReport:
+    """Load weights by assignment; the module's own types win.
+
+    Args:
+        module: Network to fill; its parameters may be on the meta device.
+        state_dict: Tensors by the module's keys.
+        consume: Remove entries from `state_dict` as they are taken, so that converted tensors are
+            freed one by one.
+    Returns:
+        Which keys did not meet; the caller decides what is an error.
+    Raises:
+        RuntimeError: A tensor has another shape than its parameter (torch names both).
+    """
+    module.requires_grad_(False)
+    own = dict(module.state_dict(keep_vars=True))
+    prepared: dict[str, torch.Tensor] = {}
+    for key in list(state_dict):
+        tensor = state_dict.pop(key) if consume else state_dict[key]
+        prepared[key] = _in_type_of(tensor, own.get(key))
+        del tensor
+    answer = module.load_state_dict(prepared, strict=False, assign=True)
+    module.requires_grad_(False)
+    unexpected = tuple(answer.unexpected_keys)
+    return AssignReport(tuple(answer.missing_keys), unexpected, len(prepared) - len(unexpected))
+
+
+def _in_type_of(tensor: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
+    """The tensor itself, or a conversion to the target's floating type."""
+    plain = type(tensor) in (torch.Tensor, nn.Parameter)  # layers convert quantised classes
+    if target is None or not plain or tensor.dtype == target.dtype:
+        return tensor
+    if not (tensor.is_floating_point() and target.is_floating_point()):
+        return tensor
+    converted = tensor.to(dtype=target.dtype)
+    release_pages(tensor)
+    return converted

@@ -1,0 +1,224 @@
+"""Safetensors files as memory: tensors are views of a private mapping, pages come as they are used.
+
+Writing to such a tensor copies the page written to and never reaches the file. After a tensor has
+been converted to another type its pages can be given back with `release_pages`, so that a file is
+never held twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import struct
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from comfy.weights.errors import NotSafetensorsError, TruncatedWeightFileError
+
+MAX_HEADER_BYTES = 100_000_000
+"""Largest header accepted, the format's own bound; it is read before anything is believed."""
+
+SAFETENSORS_TYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, attribute)
+    for name, attribute in {
+        "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+        "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+        "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+        "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64",
+        "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64",
+    }.items()
+    if hasattr(torch, attribute)
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a file: type, shape and byte range within the data part."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class SafetensorsHeader:
+    """What a file says about itself.
+
+    Attributes:
+        entries: Tensors by key, in file order.
+        metadata: Text by key, as the file's author wrote it.
+        data_start: Offset of the data part in the file, in bytes.
+    """
+
+    entries: dict[str, TensorEntry]
+    metadata: dict[str, str]
+    data_start: int
+
+
+class MappedFile(mmap.mmap):
+    """A private, writable mapping of a whole file; alive as long as any tensor over it."""
+
+    path: str
+    base: int
+
+
+_mappings: weakref.WeakValueDictionary[int, MappedFile] = weakref.WeakValueDictionary()
+"""Living mappings by the address of their first byte."""
+
+
+def read_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
+    """Read and check the header of a safetensors file.
+
+    Raises:
+        TruncatedWeightFileError: The file is shorter than its header says.
+        NotSafetensorsError: The header breaks the format.
+    """
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            raise TruncatedWeightFileError(path, f"only {size} bytes long")
+        (length,) = struct.unpack("<Q", prefix)
+        if length > MAX_HEADER_BYTES:
+            raise NotSafetensorsError(
+                path, f"header of {length} bytes announced, at most {MAX_HEADER_BYTES} allowed"
+            )
+        if 8 + length > size:
+            raise TruncatedWeightFileError(
+                path, f"header needs {8 + length} bytes, the file has {size}"
+            )
+        text = file.read(length)
+    try:
+        raw = json.loads(text)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise NotSafetensorsError(path, f"header is not JSON ({error})") from error
+    if not isinstance(raw, dict):
+        raise NotSafetensorsError(path, "header is not a JSON object")
+    return _checked_header(path, raw, 8 + length, size)
+
+
+def _checked_header(
+    path: str | os.PathLike[str], raw: dict[str, Any], data_start: int, size: int
+) -> SafetensorsHeader:
+    metadata = raw.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict):
+        raise NotSafetensorsError(path, "__metadata__ is not an object")
+    entries = {key: _checked_entry(path, key, value) for key, value in raw.items()}
+    position = 0
+    for entry in sorted(entries.values(), key=lambda e: (e.start, e.end)):
+        if entry.start != position:
+            raise NotSafetensorsError(path, f"tensors overlap or leave a gap at byte {position}")
+        position = entry.end
+    if data_start + position > size:
+        raise TruncatedWeightFileError(
+            path, f"tensors need {data_start + position} bytes, the file has {size}"
+        )
+    if data_start + position < size:
+        raise NotSafetensorsError(
+            path, f"{size - data_start - position} bytes after the last tensor belong to none"
+        )
+    text = {str(key): str(value) for key, value in metadata.items()}
+    return SafetensorsHeader(entries, text, data_start)
+
+
+def _checked_entry(path: str | os.PathLike[str], key: str, value: Any) -> TensorEntry:
+    try:
+        name, shape, (start, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+        numbers = (*shape, start, end)
+        sound = all(type(n) is int and n >= 0 for n in numbers) and start <= end
+    except (KeyError, TypeError, ValueError) as error:
+        raise NotSafetensorsError(path, f"entry '{key}' is incomplete ({error!r})") from error
+    if not sound:
+        raise NotSafetensorsError(path, f"entry '{key}' has an impossible shape or range")
+    dtype = SAFETENSORS_TYPES.get(name)
+    if dtype is None:
+        raise NotSafetensorsError(
+            path, f"entry '{key}' has type {name!r}; known: {', '.join(SAFETENSORS_TYPES)}"
+        )
+    if math.prod(shape) * dtype.itemsize != end - start:
+        raise NotSafetensorsError(
+            path,
+            f"entry '{key}' needs {math.prod(shape) * dtype.itemsize} bytes, has {end - start}",
+        )
+    return TensorEntry(dtype, shape, start, end)
+
+
+def open_tensors(
+    path: str | os.PathLike[str], memory_map: bool = True
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors of a safetensors file and its metadata.
+
+    Args:
+        path: The file.
+        memory_map: Back the tensors by the file; False reads it into memory.
+    Returns:
+        (tensors by key in file order, metadata).
+    Raises:
+        WeightFileError: See `read_header`.
+    """
+    header = read_header(path)
+    whole = _map(path) if memory_map else _read(path)
+    tensors: dict[str, torch.Tensor] = {}
+    for key, entry in header.entries.items():
+        data = whole[header.data_start + entry.start : header.data_start + entry.end]
+        if data.data_ptr() % entry.dtype.itemsize:  # old writers did not align the data part
+            data = data.clone()
+        tensors[key] = data.view(entry.dtype).reshape(entry.shape)
+    return tensors, header.metadata
+
+
+def _map(path: str | os.PathLike[str]) -> torch.Tensor:
+    with open(path, "rb") as file:
+        mapping = MappedFile(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    whole = torch.frombuffer(mapping, dtype=torch.uint8)
+    mapping.path = os.fspath(path)
+    mapping.base = whole.data_ptr()
+    _mappings[mapping.base] = mapping
+    return whole
+
+
+def _read(path: str | os.PathLike[str]) -> torch.Tensor:
+    whole = torch.empty(os.path.getsize(path), dtype=torch.uint8)
+    with open(path, "rb") as file:
+        file.readinto(whole.numpy())
+    return whole
+
+
+def mapping_of(tensor: torch.Tensor) -> MappedFile | None:
+    """The file mapping a tensor's memory belongs to, or None."""
+    if tensor.device.type != "cpu" or not _mappings:
+        return None
+    return _mappings.get(tensor.untyped_storage().data_ptr())
+
+
+def is_file_backed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory is a file's, so that its pages cost nothing to drop."""
+    return mapping_of(tensor) is not None
+
+
+def release_pages(tensor: torch.Tensor) -> int:
+    """Give the physical memory of a file-backed tensor back; the next use reads the file again.
+
+    Only for tensors nobody wrote to: a written page would silently return to the file's contents.
+
+    Returns:
+        Bytes given back (whole pages); 0 for a tensor that is not file-backed.
+    """
+    mapping = mapping_of(tensor)
+    advise = getattr(mapping, "madvise", None)
+    if mapping is None or advise is None or not hasattr(mmap, "MADV_DONTNEED"):
+        return 0
+    start = tensor.data_ptr() - mapping.base
+    end = start + tensor.nelement() * tensor.element_size()
+    page = mmap.PAGESIZE
+    start, end = -(-start // page) * page, end // page * page
+    if end <= start:
+        return 0
+    advise(mmap.MADV_DONTNEED, start, end - start)
+    return end - start

@@ -1,0 +1,191 @@
+"""Reading and writing state dicts: from a path to tensors by key, whatever the container."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from comfy.devices.runtime import get_runtime
+from comfy.weights.errors import (
+    EmptyWeightFileError,
+    HtmlPageError,
+    LfsPointerError,
+    MissingWeightFileError,
+    NotSafetensorsError,
+    TruncatedWeightFileError,
+    UnknownWeightFormatError,
+    UnsafePickleError,
+)
+from comfy.weights.mapped_file import open_tensors
+
+logger = logging.getLogger(__name__)
+
+StateDict = dict[str, torch.Tensor]
+
+SAFETENSORS_SUFFIXES = (".safetensors", ".sft")
+_SNIFFED_BYTES = 512
+
+
+def load_torch_file(
+    ckpt: str | os.PathLike[str],
+    safe_load: bool = False,  # noqa: ARG001 - loading is always safe
+    device: torch.device | None = None,
+    return_metadata: bool = False,
+) -> Any:
+    """Read a weight file.
+
+    Safetensors are memory-mapped; pickled files go through torch's weights-only reader. The
+    contents decide the format, the name only the wording of errors.
+
+    Args:
+        ckpt: Path of the file.
+        safe_load: Accepted for compatibility; nothing is ever unpickled freely.
+        device: Where to put the tensors; None leaves them file-backed on the CPU.
+        return_metadata: Also return the file's metadata (None when it has none).
+    Returns:
+        Tensors by key, or (tensors, metadata).
+    Raises:
+        WeightFileError: The file is missing, empty, truncated, or not a weight file.
+    """
+    memory_map = get_runtime().memory.memory_map
+    metadata: dict[str, str] | None = None
+    if sniff(ckpt) == "safetensors":
+        tensors, metadata = open_tensors(ckpt, memory_map)
+        state_dict: dict[str, Any] = tensors
+    else:
+        state_dict = _load_pickled(ckpt, memory_map)
+    if device is not None and device.type != "cpu":
+        state_dict = {
+            key: value.to(device) if isinstance(value, torch.Tensor) else value
+            for key, value in state_dict.items()
+        }
+    return (state_dict, metadata) if return_metadata else state_dict
+
+
+def sniff(path: str | os.PathLike[str]) -> str:
+    """Which container a file is, from its first bytes: "safetensors" or "pickle".
+
+    Raises:
+        WeightFileError: It is neither, with the likely reason.
+    """
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_SNIFFED_BYTES)
+    except FileNotFoundError as error:
+        raise MissingWeightFileError(path, "no such file") from error
+    except IsADirectoryError as error:
+        raise MissingWeightFileError(path, "is a folder, not a file") from error
+    named_safe = os.fspath(path).lower().endswith(SAFETENSORS_SUFFIXES)
+    text = head.lstrip().lower()
+    if not head:
+        raise EmptyWeightFileError(path, "the file is empty")
+    if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        raise HtmlPageError(path, "this is a web page, not a model")
+    if text.startswith(b"version https://git-lfs"):
+        raise LfsPointerError(path, "this is a Git LFS pointer, the model itself was not fetched")
+    if head.startswith(b"GGUF"):
+        raise UnknownWeightFormatError(
+            path, "this is a GGUF file", "use a loader node that reads GGUF files"
+        )
+    if head.startswith((b"PK\x03\x04", b"\x80")) and not (len(head) > 8 and head[8:9] == b"{"):
+        return "pickle"
+    if len(head) > 8 and head[8:9] == b"{":
+        return "safetensors"
+    if named_safe and len(head) < 9:
+        raise TruncatedWeightFileError(path, f"only {len(head)} bytes long")
+    if named_safe:
+        raise NotSafetensorsError(path, f"no safetensors header, starts with {head[:16]!r}")
+    raise UnknownWeightFormatError(path, f"neither safetensors nor torch, starts {head[:16]!r}")
+
+
+def _load_pickled(path: str | os.PathLike[str], memory_map: bool) -> dict[str, Any]:
+    use_map = memory_map and zipfile.is_zipfile(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=use_map)
+    except pickle.UnpicklingError as error:
+        raise UnsafePickleError(path, "holds objects other than weights") from error
+    except (EOFError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TruncatedWeightFileError(path, f"torch cannot read it ({reason})") from error
+    return _unwrap(path, content)
+
+
+def _unwrap(path: str | os.PathLike[str], content: Any) -> dict[str, Any]:
+    """The state dict inside what a training script saved around it."""
+    if not isinstance(content, Mapping):
+        raise UnknownWeightFormatError(path, f"holds a {type(content).__name__}, not a state dict")
+    if isinstance(content.get("state_dict"), Mapping):
+        return dict(content["state_dict"])
+    if len(content) == 1:
+        (inner,) = content.values()
+        if isinstance(inner, Mapping):
+            return dict(inner)
+    return dict(content)
+
+
+def save_torch_file(
+    sd: Mapping[str, torch.Tensor],
+    ckpt: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors as safetensors, replacing the file in one step.
+
+    The old file stays whole until the new one is complete, and mappings of it stay valid.
+    """
+    folder = os.path.dirname(os.path.abspath(ckpt))
+    tensors = {key: tensor.detach().contiguous() for key, tensor in sd.items()}
+    handle, partial = tempfile.mkstemp(suffix=".part", dir=folder)
+    os.close(handle)
+    try:
+        save_file(tensors, partial, metadata=dict(metadata) if metadata is not None else None)
+        os.replace(partial, ckpt)
+    finally:
+        if os.path.exists(partial):
+            os.unlink(partial)
+
+
+def state_dict_key_replace(state_dict: StateDict, keys_to_replace: Mapping[str, str]) -> StateDict:
+    """Rename keys in place; returns the same dict."""
+    for old, new in keys_to_replace.items():
+        if old in state_dict:
+            state_dict[new] = state_dict.pop(old)
+    return state_dict
+
+
+def state_dict_prefix_replace(
+    state_dict: StateDict, replace_prefix: Mapping[str, str], filter_keys: bool = False
+) -> StateDict:
+    """Replace key prefixes.
+
+    Args:
+        state_dict: Changed in place unless `filter_keys`; its matching entries are moved.
+        replace_prefix: old prefix -> new prefix.
+        filter_keys: Return a new dict of the matching entries only.
+    """
+    out: StateDict = {} if filter_keys else state_dict
+    for old, new in replace_prefix.items():
+        for key in [k for k in state_dict if k.startswith(old)]:
+            out[new + key[len(old) :]] = state_dict.pop(key)
+    return out
+
+
+def calculate_parameters(sd: Mapping[str, torch.Tensor], prefix: str = "") -> int:
+    """Number of weights under a key prefix."""
+    return sum(tensor.nelement() for key, tensor in sd.items() if key.startswith(prefix))
+
+
+def weight_dtype(sd: Mapping[str, torch.Tensor], prefix: str = "") -> torch.dtype | None:
+    """The type most weights under a key prefix have, or None when there are none."""
+    counts: dict[torch.dtype, int] = {}
+    for key, tensor in sd.items():
+        if key.startswith(prefix):
+            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
+    return max(counts, key=lambda dtype: counts[dtype]) if counts else None
