@@ -1,0 +1,1 @@
+"""Networks only: a configuration in, tensors in, tensors out. One package per architecture."""

@@ -1,0 +1,1 @@
+"""Blocks that several networks share: attention back ends, embeddings, norms, patchify."""
