@@ -1,0 +1,281 @@
+"""Finds and loads node packs: folders and single files below `custom_nodes`.
+
+A pack is a Python module that offers `NODE_CLASS_MAPPINGS`, or a `comfy_entrypoint` that returns an
+extension with a list of nodes, or only files for the browser. A pack that fails, in whatever way,
+is logged and skipped.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import folder_paths
+
+logger = logging.getLogger(__name__)
+
+EXTENSION_WEB_DIRS: dict[str, str] = {}
+"""Folder of browser files by pack name; served below /extensions/<name>/."""
+
+LOADED_MODULE_DIRS: dict[str, str] = {}
+"""Absolute folder of each loaded pack by its name."""
+
+IMPORT_FAILED: dict[str, str] = {}
+"""Traceback by path of packs that failed in this run."""
+
+
+@dataclass(frozen=True)
+class PackSelection:
+    """Which packs are loaded.
+
+    Attributes:
+        disabled: Load none but those in `allowed`.
+        allowed: Names of packs that load although others are disabled.
+    """
+
+    disabled: bool = False
+    allowed: tuple[str, ...] = ()
+
+    def accepts(self, name: str) -> bool:
+        """Whether the pack of this file or folder name is to be loaded."""
+        return not self.disabled or name in self.allowed
+
+
+def pack_paths(selection: PackSelection = PackSelection()) -> list[str]:
+    """Paths of the packs to load, in a stable order: the folders of `custom_nodes`, names
+    sorted.
+    """
+    found = []
+    for folder in folder_paths.get_folder_paths("custom_nodes"):
+        if not os.path.isdir(folder):
+            continue
+        for name in sorted(os.listdir(folder)):
+            path = os.path.join(folder, name)
+            if _is_pack(path) and selection.accepts(name):
+                found.append(path)
+    return found
+
+
+def _is_pack(path: str) -> bool:
+    name = os.path.basename(path)
+    if name == "__pycache__" or name.startswith(".") or name.endswith(".disabled"):
+        return False
+    return os.path.isdir(path) or name.endswith(".py")
+
+
+def run_prestartup_scripts(selection: PackSelection = PackSelection()) -> None:
+    """Runs the `prestartup_script.py` of each pack; main calls it before anything heavy is
+    imported.
+    """
+    for path in pack_paths(selection):
+        script = os.path.join(path, "prestartup_script.py")
+        if not os.path.isfile(script):
+            continue
+        started = time.perf_counter()
+        try:
+            _execute(f"{_module_name(path)}.prestartup_script", script)
+        except BaseException as error:
+            _reraise_if_stopping(error)
+            logger.exception("prestartup script of %s failed", path)
+        else:
+            logger.info("prestartup script of %s: %.1f s", path, time.perf_counter() - started)
+
+
+async def init_external_custom_nodes(
+    add_nodes: Callable[[Mapping[str, Any], Mapping[str, str]], None],
+    taken: Iterable[str],
+    selection: PackSelection = PackSelection(),
+) -> list[str]:
+    """Loads all packs.
+
+    Args:
+        add_nodes: Takes a pack's node classes and display names into the node table.
+        taken: Names of built-in nodes; a pack cannot replace one of them.
+
+    Returns:
+        Paths of the packs that failed.
+    """
+    reserved = frozenset(taken)
+    failed = []
+    for path in pack_paths(selection):
+        started = time.perf_counter()
+        loaded = await load_custom_node(path, reserved, add_nodes=add_nodes)
+        outcome = "" if loaded else " (failed)"
+        logger.info("pack %s: %.1f s%s", path, time.perf_counter() - started, outcome)
+        if not loaded:
+            failed.append(path)
+    return failed
+
+
+async def load_custom_node(
+    module_path: str,
+    ignore: Iterable[str] = (),
+    module_parent: str = "custom_nodes",
+    *,
+    add_nodes: Callable[[Mapping[str, Any], Mapping[str, str]], None],
+) -> bool:
+    """Loads one pack.
+
+    Args:
+        module_path: Folder with an `__init__.py`, or a `.py` file.
+        ignore: Names of nodes that must not be replaced.
+        module_parent: First part of the name that the node listing shows as `python_module`.
+        add_nodes: Takes node classes and display names into the node table.
+
+    Returns:
+        Whether the module could be imported and offers something.
+    """
+    name = get_module_name(module_path)
+    try:
+        module = import_pack(module_path)
+        LOADED_MODULE_DIRS[name] = _pack_folder(module_path)
+        note_web_directory(name, module, module_path)
+        nodes, titles = await _offered_nodes(module)
+    except BaseException as error:  # noqa: BLE001 - a pack may even call exit(); go on
+        _reraise_if_stopping(error)
+        IMPORT_FAILED[module_path] = traceback.format_exc()
+        logger.warning(
+            "cannot load pack %s; it is skipped\n%s", module_path, IMPORT_FAILED[module_path]
+        )
+        return False
+    if nodes is None:
+        if name in EXTENSION_WEB_DIRS:
+            return True
+        logger.warning(
+            "pack %s offers no NODE_CLASS_MAPPINGS, comfy_entrypoint or WEB_DIRECTORY; skipped",
+            module_path,
+        )
+        return False
+    reserved = set(ignore)
+    accepted = {key: node for key, node in nodes.items() if key not in reserved}
+    for node in accepted.values():
+        node.RELATIVE_PYTHON_MODULE = f"{module_parent}.{name}"
+    add_nodes(accepted, titles)
+    return True
+
+
+def import_pack(module_path: str) -> ModuleType:
+    """Imports a pack under a name made of its path, so that it finds its own sub-modules.
+
+    Raises:
+        FileNotFoundError: A folder without `__init__.py`.
+    """
+    is_file = os.path.isfile(module_path)
+    source = module_path if is_file else os.path.join(module_path, "__init__.py")
+    if not os.path.isfile(source):
+        raise FileNotFoundError(f"{module_path} holds no __init__.py, so it is no node pack")
+    return _execute(_module_name(module_path), source)
+
+
+def get_module_name(module_path: str) -> str:
+    """Name of a pack: its folder or file name without suffix."""
+    base = os.path.basename(os.path.normpath(module_path))
+    return os.path.splitext(base)[0] if os.path.isfile(module_path) else base
+
+
+def note_web_directory(name: str, module: ModuleType, module_path: str) -> None:
+    """Records the folder of a pack's browser files, if it has one.
+
+    The folder is named by `WEB_DIRECTORY` in the module or by `[tool.comfy] web` in the pack's
+    `pyproject.toml` (then under the project's name).
+    """
+    folder = _pack_folder(module_path)
+    project = _project_settings(folder)
+    web = project.get("tool", {}).get("comfy", {}).get("web")
+    if web:
+        _add_web_directory(project.get("project", {}).get("name", name), folder, web)
+    declared = getattr(module, "WEB_DIRECTORY", None)
+    if declared is not None:
+        _add_web_directory(name, folder, declared)
+
+
+def _add_web_directory(name: str, folder: str, relative: str) -> None:
+    path = os.path.abspath(os.path.join(folder, relative))
+    if os.path.isdir(path):
+        EXTENSION_WEB_DIRS[name] = path
+
+
+def _pack_folder(module_path: str) -> str:
+    folder = os.path.dirname(module_path) if os.path.isfile(module_path) else module_path
+    return os.path.abspath(folder)
+
+
+def _project_settings(folder: str) -> dict[str, Any]:
+    path = os.path.join(folder, "pyproject.toml")
+    if not os.path.isfile(path):
+        return {}
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10
+        return {}
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except tomllib.TOMLDecodeError as error:
+        logger.warning("cannot read %s: %s", path, error)
+        return {}
+
+
+def _module_name(module_path: str) -> str:
+    """Name in `sys.modules`: the path, with dots replaced so that it is one name."""
+    stem = os.path.splitext(module_path)[0] if os.path.isfile(module_path) else module_path
+    return stem.replace(".", "_x_")
+
+
+def _execute(name: str, source: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, source)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{source} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+async def _offered_nodes(
+    module: ModuleType,
+) -> tuple[Mapping[str, Any] | None, Mapping[str, str]]:
+    """Node classes and display names of a pack; None for a pack without nodes."""
+    nodes = getattr(module, "NODE_CLASS_MAPPINGS", None)
+    titles = getattr(module, "NODE_DISPLAY_NAME_MAPPINGS", None) or {}
+    if nodes is not None:
+        return nodes, titles
+    entrypoint = getattr(module, "comfy_entrypoint", None)
+    if entrypoint is None:
+        return None, titles
+    extension = entrypoint()
+    if inspect.isawaitable(extension):
+        extension = await extension
+    await extension.on_load()
+    return _schema_nodes(await extension.get_node_list())
+
+
+def _schema_nodes(classes: Iterable[Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Node table entries of nodes that describe themselves by a schema."""
+    nodes: dict[str, Any] = {}
+    titles: dict[str, str] = {}
+    for node in classes:
+        schema = node.GET_SCHEMA()
+        nodes[schema.node_id] = node
+        if schema.display_name is not None:
+            titles[schema.node_id] = schema.display_name
+    return nodes, titles
+
+
+def _reraise_if_stopping(error: BaseException) -> None:
+    """Lets the person at the keyboard stop the program while packs load."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error

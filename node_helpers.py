@@ -1,0 +1,107 @@
+"""Small functions that built-in and custom nodes share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from PIL import Image, ImageFile, UnidentifiedImageError
+from torch import Tensor
+
+from comfy.cli_args import args
+
+Result = TypeVar("Result")
+
+DTYPES_BY_NAME = {
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def conditioning_set_values(
+    conditioning: list[list[Any]], values: dict[str, Any] | None = None, append: bool = False
+) -> list[list[Any]]:
+    """Copies a conditioning with options set on every entry.
+
+    Args:
+        conditioning: Entries [tensor, options]; neither list nor options are modified.
+        values: Options to set.
+        append: Add each value, which must be a list, to the one an entry already has.
+    """
+    changed = []
+    for entry in conditioning:
+        options = dict(entry[1])
+        for name, value in (values or {}).items():
+            earlier = options.get(name) if append else None
+            options[name] = value if earlier is None else earlier + value
+        changed.append([entry[0], options])
+    return changed
+
+
+def pillow(fn: Callable[[Any], Result], arg: Any) -> Result:
+    """Calls a Pillow function on a file, accepting one that ends early.
+
+    Some programs write pictures whose last bytes are missing; Pillow refuses them unless told
+    otherwise.
+
+    Args:
+        fn: For example `Image.open`.
+        arg: What it is called with.
+
+    Raises:
+        OSError: The file cannot be read even so.
+    """
+    try:
+        return fn(arg)
+    except (OSError, UnidentifiedImageError, ValueError):
+        before = ImageFile.LOAD_TRUNCATED_IMAGES
+        ImageFile.LOAD_TRUNCATED_IMAGES = True
+        try:
+            return fn(arg)
+        finally:
+            ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
+def load_pixels(picture: Image.Image, mode: str) -> Image.Image:
+    """Decodes a picture in a colour mode, accepting one whose data end early."""
+    return pillow(lambda opened: opened.convert(mode), picture)
+
+
+def hasher() -> Any:
+    """Constructor of the digest that names files by content (chosen on the command line)."""
+    return getattr(hashlib, args.default_hashing_function)
+
+
+def file_digest(path: str) -> str:
+    """Hexadecimal digest of a file's content."""
+    digest = hasher()()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def string_to_torch_dtype(name: str) -> torch.dtype | None:
+    """Dtype of a short name such as `fp16`; None for others."""
+    return DTYPES_BY_NAME.get(name)
+
+
+def image_alpha_fix(destination: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Gives two pictures [B, H, W, C] the same number of channels.
+
+    A destination without alpha takes the source without alpha; a source without alpha becomes
+    opaque.
+    """
+    wanted, given = destination.shape[-1], source.shape[-1]
+    if wanted < given:
+        source = source[..., :wanted]
+    elif wanted > given:
+        opaque = torch.ones_like(source[..., :1]).expand(*source.shape[:-1], wanted - given)
+        source = torch.cat([source, opaque], dim=-1)
+    return destination, source

@@ -1,0 +1,201 @@
+"""Packs are found and loaded; one that fails in whatever way never takes the others down."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import folder_paths
+from comfy_nodes import custom_packs
+
+NODE = """
+class Node:
+    RETURN_TYPES = ()
+    FUNCTION = "run"
+    CATEGORY = "test"
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {}}
+    def run(self):
+        return ()
+"""
+
+
+@pytest.fixture
+def packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty `custom_nodes` folder."""
+    monkeypatch.setitem(
+        folder_paths.folder_names_and_paths, "custom_nodes", ([str(tmp_path)], set())
+    )
+    for registry in (
+        custom_packs.EXTENSION_WEB_DIRS,
+        custom_packs.LOADED_MODULE_DIRS,
+        custom_packs.IMPORT_FAILED,
+    ):
+        monkeypatch.setattr(custom_packs, _name_of(registry), {})
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(tmp_path).replace(".", "_x_") in name:
+            del sys.modules[name]
+
+
+def _name_of(registry: dict[str, str]) -> str:
+    return next(name for name, value in vars(custom_packs).items() if value is registry)
+
+
+def write(folder: Path, name: str, text: str, file: str = "__init__.py") -> None:
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / name / file).write_text(text, encoding="utf-8")
+
+
+class Table:
+    """Collects what packs offer."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Any] = {}
+        self.titles: dict[str, str] = {}
+
+    def add(self, nodes: Any, titles: Any) -> None:
+        self.nodes.update(nodes)
+        self.titles.update(titles)
+
+
+def load(taken: tuple[str, ...] = (), **selection: Any) -> tuple[Table, list[str]]:
+    table = Table()
+    failed = asyncio.run(
+        custom_packs.init_external_custom_nodes(
+            table.add, taken, custom_packs.PackSelection(**selection)
+        )
+    )
+    return table, failed
+
+
+def test_a_folder_and_a_single_file_are_packs(packs: Path) -> None:
+    offer = (
+        NODE + 'NODE_CLASS_MAPPINGS = {"%s": Node}\nNODE_DISPLAY_NAME_MAPPINGS = {"%s": "Title"}\n'
+    )
+    write(packs, "folder.pack", offer % ("In Folder", "In Folder"))
+    (packs / "single.py").write_text(offer % ("single", "single"), encoding="utf-8")
+    table, failed = load()
+    assert not failed
+    assert table.titles == {"In Folder": "Title", "single": "Title"}
+    modules = {key: node.RELATIVE_PYTHON_MODULE for key, node in table.nodes.items()}
+    assert modules == {"In Folder": "custom_nodes.folder.pack", "single": "custom_nodes.single"}
+    assert custom_packs.LOADED_MODULE_DIRS["folder.pack"] == str(packs / "folder.pack")
+
+
+def test_disabled_hidden_and_cache_folders_are_left_alone(packs: Path) -> None:
+    for name in ("pack.disabled", "__pycache__", ".git"):
+        write(packs, name, "raise RuntimeError('must not be imported')")
+    assert custom_packs.pack_paths() == []
+
+
+def test_relative_imports_inside_a_pack_work(packs: Path) -> None:
+    write(packs, "pack", "from .inner import NODE_CLASS_MAPPINGS\n")
+    write(packs, "pack", NODE + 'NODE_CLASS_MAPPINGS = {"inner": Node}\n', "inner.py")
+    table, failed = load()
+    assert list(table.nodes) == ["inner"]
+    assert not failed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise ValueError('broken')",
+        "import a_module_that_does_not_exist",
+        "def broken(:",
+        "import sys; sys.exit(3)",
+        "exit()",
+        "raise BaseException('worse')",
+    ],
+)
+def test_a_failing_pack_is_skipped_and_named(
+    packs: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(packs, "a_broken", text)
+    write(packs, "b_good", NODE + 'NODE_CLASS_MAPPINGS = {"good": Node}\n')
+    table, failed = load()
+    assert list(table.nodes) == ["good"]
+    assert failed == [str(packs / "a_broken")]
+    assert "a_broken" in caplog.text
+    assert "Traceback" in custom_packs.IMPORT_FAILED[str(packs / "a_broken")]
+
+
+def test_a_folder_without_python_is_reported(packs: Path) -> None:
+    (packs / "notes").mkdir()
+    _, failed = load()
+    assert failed == [str(packs / "notes")]
+
+
+def test_a_pack_cannot_replace_a_built_in_node_but_may_replace_another_packs(packs: Path) -> None:
+    write(packs, "a", NODE + 'NODE_CLASS_MAPPINGS = {"KSampler": Node, "shared": Node}\n')
+    write(packs, "b", NODE + 'NODE_CLASS_MAPPINGS = {"shared": Node}\n')
+    table, _ = load(taken=("KSampler",))
+    assert list(table.nodes) == ["shared"]
+    assert table.nodes["shared"].RELATIVE_PYTHON_MODULE == "custom_nodes.b"
+
+
+def test_a_pack_with_browser_files_only_counts_as_loaded(packs: Path) -> None:
+    write(packs, "web_only", 'WEB_DIRECTORY = "./js"\n')
+    (packs / "web_only" / "js").mkdir()
+    _, failed = load()
+    assert not failed
+    expected = {"web_only": str(packs / "web_only" / "js")}
+    assert expected == custom_packs.EXTENSION_WEB_DIRS
+
+
+def test_a_project_file_may_name_the_web_folder(packs: Path) -> None:
+    pytest.importorskip("tomllib")
+    write(packs, "pack", "NODE_CLASS_MAPPINGS = {}\n")
+    settings = '[project]\nname = "nice-name"\n[tool.comfy]\nweb = "browser"\n'
+    write(packs, "pack", settings, "pyproject.toml")
+    (packs / "pack" / "browser").mkdir()
+    load()
+    expected = {"nice-name": str(packs / "pack" / "browser")}
+    assert expected == custom_packs.EXTENSION_WEB_DIRS
+
+
+def test_an_entrypoint_gives_schema_nodes(packs: Path) -> None:
+    text = """
+class Schema:
+    node_id, display_name = "V3Node", "A node"
+class V3Node:
+    @classmethod
+    def GET_SCHEMA(cls):
+        return Schema
+class Extension:
+    async def on_load(self):
+        self.ready = True
+    async def get_node_list(self):
+        assert self.ready
+        return [V3Node]
+async def comfy_entrypoint():
+    return Extension()
+"""
+    write(packs, "modern", text)
+    table, failed = load()
+    assert not failed
+    assert list(table.nodes) == ["V3Node"]
+    assert table.titles == {"V3Node": "A node"}
+
+
+def test_disabling_packs_spares_those_that_are_allowed(packs: Path) -> None:
+    for name in ("wanted", "unwanted"):
+        write(packs, name, NODE + f'NODE_CLASS_MAPPINGS = {{"{name}": Node}}\n')
+    table, _ = load(disabled=True, allowed=("wanted",))
+    assert list(table.nodes) == ["wanted"]
+
+
+def test_prestartup_scripts_run_and_may_fail(packs: Path) -> None:
+    marker = packs / "ran"
+    write(packs, "a", "import sys; sys.exit(1)", "prestartup_script.py")
+    text = f"open({str(marker)!r}, 'w').close()"
+    write(packs, "b", text, "prestartup_script.py")
+    custom_packs.run_prestartup_scripts()
+    assert marker.exists()
