@@ -1,0 +1,1 @@
+"""The text and image towers of CLIP."""

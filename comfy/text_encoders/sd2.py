@@ -1,0 +1,88 @@
+"""Text encoding of Stable Diffusion 2.x: OpenCLIP ViT-H/14, its last layer but one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from comfy.text_encoders.encoder import SD1ClipModel, SDClipModel
+from comfy.text_encoders.tokenizer import SD1Tokenizer, SDTokenizer
+
+CLIP_H_CONFIG: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "hidden_act": "gelu",
+}
+
+
+class SD2ClipHModel(SDClipModel):
+    """CLIP ViT-H: padding is token 0, and the state of layer -2 is normalised."""
+
+    def __init__(
+        self,
+        arch: str = "ViT-H-14",
+        device: Any = "cpu",
+        max_length: int = 77,
+        freeze: bool = True,
+        layer: str = "penultimate",
+        layer_idx: int | None = None,
+        dtype: Any = None,
+        model_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        del arch  # there is one
+        if layer == "penultimate":
+            layer, layer_idx = "hidden", -2
+        super().__init__(
+            device=device,
+            max_length=max_length,
+            freeze=freeze,
+            layer=layer,
+            layer_idx=layer_idx,
+            textmodel_json_config=CLIP_H_CONFIG,
+            dtype=dtype,
+            special_tokens={"start": 49406, "end": 49407, "pad": 0},
+            return_projected_pooled=True,
+            model_options={"model_name": "clip_h", **(model_options or {})},
+        )
+
+
+class SD2ClipHTokenizer(SDTokenizer):
+    """CLIP's tokens, padded with token 0."""
+
+    def __init__(
+        self,
+        tokenizer_path: str | None = None,
+        embedding_directory: Any = None,
+        tokenizer_data: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            tokenizer_path,
+            pad_with_end=False,
+            embedding_directory=embedding_directory,
+            embedding_size=1024,
+            embedding_key="clip_h",
+            tokenizer_data=tokenizer_data,
+        )
+
+
+class SD2Tokenizer(SD1Tokenizer):
+    """Tokens under the name "h"."""
+
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(embedding_directory, tokenizer_data, "h", SD2ClipHTokenizer)
+
+
+class SD2ClipModel(SD1ClipModel):
+    """The encoder under the name ``clip_h``."""
+
+    def __init__(
+        self,
+        device: Any = "cpu",
+        dtype: Any = None,
+        model_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(device, dtype, model_options, clip_name="h", clip_model=SD2ClipHModel)
