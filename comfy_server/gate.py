@@ -1,0 +1,102 @@
+"""The one gate every request passes: which Host names we answer to, which pages may ask.
+
+A browser sends requests for any page, so a page from elsewhere could use a server that only its
+owner can reach. Three facts give such a request away: an `Origin` that is not this server, a
+`Sec-Fetch-Site` of `cross-site`, and a `Host` that is not a name of this machine (DNS rebinding).
+Programs send none of these and pass.
+"""
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+# Headers only a proxy adds: a page of another site cannot send them without being asked first.
+_FORWARDED = ("X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Forwarded", "Via")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can only mean this machine."""
+    name = host.strip("[]").rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def split_host(value: str) -> tuple[str, int | None]:
+    """Host name (lower case, without brackets) and port of a Host header or netloc."""
+    try:
+        parts = urlsplit(f"//{value}")
+        return (parts.hostname or "").lower(), parts.port
+    except ValueError:
+        return "", None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Decides about one request from its headers alone.
+
+    Attributes:
+        loopback_only: The server listens on loopback addresses only, so its names are known.
+        allowed_hosts: Further names it answers to.
+        cors_origin: Origin that is let in beside our own; `*` lets everyone in.
+    """
+
+    loopback_only: bool = True
+    allowed_hosts: Collection[str] = ()
+    cors_origin: str | None = None
+
+    def refusal(self, headers: Mapping[str, str], method: str, path: str) -> str | None:
+        """Why the request is refused, with the mend; None lets it pass."""
+        if self.cors_origin == "*":
+            return None
+        host, port = split_host(headers.get("Host", ""))
+        if self._is_foreign_host(host):
+            return (
+                f"this server listens on this machine only and is not called {host!r}; "
+                f"use http://127.0.0.1, or start it with --allow-host {host}"
+            )
+        return self._refuse_origin(headers, host, port) or self._refuse_cross_site(
+            headers, host, method, path
+        )
+
+    def _is_foreign_host(self, host: str) -> bool:
+        known = not host or is_loopback(host) or host in self.allowed_hosts
+        return self.loopback_only and not known
+
+    def _refuse_origin(
+        self, headers: Mapping[str, str], host: str, port: int | None
+    ) -> str | None:
+        origin = headers.get("Origin")
+        if origin is None or not host or origin == self.cors_origin:
+            return None
+        parts = urlsplit(origin)
+        origin_host, origin_port = split_host(parts.netloc)
+        same_port = port is None or origin_port is None or port == origin_port
+        if origin_host == host and same_port:
+            return None
+        if origin_host in self.allowed_hosts and origin_host:
+            return None
+        if not is_loopback(host) and any(name in headers for name in _FORWARDED):
+            return None  # a proxy may rename the host; it answers for what it lets through
+        return (
+            f"a page of {origin} may not use this server ({host}); open the editor under one "
+            f"name, or start the server with --enable-cors-header {origin}"
+        )
+
+    def _refuse_cross_site(
+        self, headers: Mapping[str, str], host: str, method: str, path: str
+    ) -> str | None:
+        if headers.get("Sec-Fetch-Site") != "cross-site" or not is_loopback(host):
+            return None
+        if self.cors_origin is not None and headers.get("Origin") == self.cors_origin:
+            return None
+        followed_link = (
+            method == "GET" and path == "/" and headers.get("Sec-Fetch-Mode") == "navigate"
+            and headers.get("Sec-Fetch-Dest") == "document"
+        )
+        return None if followed_link else "a page of another site may not use this server"

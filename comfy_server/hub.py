@@ -1,0 +1,254 @@
+"""All open sockets: who they are, what reaches them, and what a returning client has missed.
+
+The hub lives on the event loop. Other threads hand over through `post`, which wakes the loop once
+however many frames they hand over meanwhile. Each socket has an outbox and a writer task, so one
+slow or dead reader delays nobody.
+
+A client may ask for numbered frames: `/ws?clientId=<id>&resume=new` at first, afterwards
+`resume=<stream>:<last number>`. Its text frames then carry `seq`, the first frame names the
+`stream`, and after a reconnect it is sent what it missed, or told by a `resume_gap` frame that some
+is lost.
+"""
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import WSCloseCode, web
+
+from comfy_server.frames import text_frame, with_sequence
+from comfy_server.outbox import Frame, LazyFrame, Outbox, Overflow
+
+logger = logging.getLogger(__name__)
+
+KEPT_FRAMES = 4096
+KEPT_AFTER_CLOSE_S = 300.0
+
+
+@dataclass
+class Stream:
+    """The numbered text frames of one client id, kept for its return."""
+
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    sequence: int = 0
+    frames: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=KEPT_FRAMES))
+    closed_at: float | None = None
+
+    def number(self, frame: str) -> str:
+        """Gives the frame the next number and keeps it."""
+        self.sequence += 1
+        numbered = with_sequence(frame, self.sequence)
+        self.frames.append((self.sequence, numbered))
+        return numbered
+
+    def missed_since(self, last: int) -> list[str] | None:
+        """Frames after number `last`; None when some of them are no longer kept."""
+        if last > self.sequence or (self.frames and self.frames[0][0] > last + 1):
+            return None
+        return [frame for number, frame in self.frames if number > last]
+
+
+@dataclass(eq=False)
+class Client:
+    """One open socket."""
+
+    sid: str
+    socket: web.WebSocketResponse
+    user: str = "default"
+    stream: Stream | None = None
+    outbox: Outbox = field(default_factory=Outbox)
+    flags: dict[str, Any] = field(default_factory=dict)
+    wants_logs: bool = False
+    last_preview: dict[object, float] = field(default_factory=dict)
+    writer: asyncio.Task[None] | None = None
+
+
+class Hub:
+    """Open sockets by client id; every method but `post` belongs to the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, preview_interval_s: float = 0.05) -> None:
+        self.clients: dict[str, Client] = {}
+        self.sockets: dict[str, web.WebSocketResponse] = {}  # the view of it that packs read
+        self.metadata: dict[str, dict[str, Any]] = {}
+        self._streams: dict[str, Stream] = {}
+        self._loop = loop
+        self._preview_interval_s = preview_interval_s
+        self._encoder: ThreadPoolExecutor | None = None
+        self._posted: deque[Callable[[], None]] = deque()
+        self._wake_pending = False
+
+    # -- from any thread -----------------------------------------------------------------------
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Runs `action` on the event loop, in order; returns at once."""
+        self._posted.append(action)
+        if not self._wake_pending:
+            self._wake_pending = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(self._run_posted)
+
+    def _run_posted(self) -> None:
+        self._wake_pending = False
+        while self._posted:
+            try:
+                self._posted.popleft()()
+            except Exception:  # one bad frame must not stop the ones behind it
+                logger.exception("a frame could not be delivered")
+
+    # -- sockets -------------------------------------------------------------------------------
+
+    def attach(
+        self, sid: str, socket: web.WebSocketResponse, user: str, resume: str | None
+    ) -> Client:
+        """Registers a socket; a newer one takes over the id of an older."""
+        client = Client(sid, socket, user)
+        if resume is not None:
+            client.stream = self._streams.setdefault(sid, Stream())
+            client.stream.closed_at = None
+        self.clients[sid] = client
+        self.sockets[sid] = socket
+        self.metadata[sid] = {"feature_flags": client.flags}
+        client.writer = self._loop.create_task(self._write(client))
+        self._forget_old_streams()
+        return client
+
+    def detach(self, client: Client) -> None:
+        """Forgets a socket, and its id unless a newer socket holds it."""
+        if client.writer is not None:
+            client.writer.cancel()
+        if self.clients.get(client.sid) is client:
+            del self.clients[client.sid], self.sockets[client.sid], self.metadata[client.sid]
+            if client.stream is not None:
+                client.stream.closed_at = time.monotonic()
+
+    def greet(self, client: Client, status: dict[str, Any], resume: str | None) -> None:
+        """Sends the first frame, and before any other what a returning client has missed."""
+        first: dict[str, Any] = {"status": status["status"], "sid": client.sid}
+        if client.stream is None:
+            self._put(client, text_frame("status", first))
+            return
+        first["stream"] = client.stream.token
+        token, _, last = (resume or "").partition(":")
+        missed: list[str] | None = []
+        if resume != "new":
+            known = token == client.stream.token and last.isdecimal()
+            missed = client.stream.missed_since(int(last)) if known else None
+        first["seq"] = client.stream.sequence
+        self._put(client, text_frame("status", first))
+        if missed is None:
+            self._put(client, text_frame("resume_gap", {"sid": client.sid}))
+        for frame in missed or ():
+            self._put(client, frame)
+
+    def _forget_old_streams(self) -> None:
+        horizon = time.monotonic() - KEPT_AFTER_CLOSE_S
+        for sid in [
+            sid for sid, stream in self._streams.items()
+            if stream.closed_at is not None and stream.closed_at < horizon
+        ]:
+            del self._streams[sid]
+
+    # -- frames --------------------------------------------------------------------------------
+
+    def send_text(self, kind: str, data: Any, sid: str | None) -> None:
+        """Sends a text frame to one client, or to all when `sid` is None."""
+        self.send_frame(text_frame(kind, data), sid)
+
+    def send_frame(self, frame: str, sid: str | None, user: str | None = None) -> None:
+        """Sends encoded text; a client with numbered frames gets its number even while away."""
+        if sid is None:
+            for client in list(self.clients.values()):
+                if user is None or client.user == user:
+                    self._put_text(client, frame)
+            return
+        found = self.clients.get(sid)
+        if found is not None:
+            self._put_text(found, frame)
+        elif sid in self._streams:
+            self._streams[sid].number(frame)
+
+    def send_binary(self, frame: bytes | LazyFrame, sid: str | None) -> None:
+        """Sends a binary frame to one client, or to all when `sid` is None."""
+        for client in self._receivers(sid):
+            self._put(client, frame)
+
+    def send_preview(
+        self, frame: LazyFrame, sid: str | None, wanted: Callable[[Client], bool]
+    ) -> None:
+        """Sends a preview to those who want its kind, not more often than the interval allows."""
+        now = time.monotonic()
+        for client in self._receivers(sid):
+            if not wanted(client):
+                continue
+            if frame.key is not None:
+                if now - client.last_preview.get(frame.key, -math.inf) < self._preview_interval_s:
+                    client.outbox.dropped += 1
+                    continue
+                client.last_preview = {frame.key: now}
+            self._put(client, frame)
+
+    def send_logs(self, entries: list[dict[str, str]], size: dict[str, int] | None) -> None:
+        """Sends new log entries to the sockets that subscribed to them."""
+        frame: str | None = None
+        for client in list(self.clients.values()):
+            if client.wants_logs:
+                frame = frame or text_frame("logs", {"entries": entries, "size": size})
+                self._put(client, frame)
+
+    def _receivers(self, sid: str | None) -> list[Client]:
+        if sid is None:
+            return list(self.clients.values())
+        return [self.clients[sid]] if sid in self.clients else []
+
+    def _put_text(self, client: Client, frame: str) -> None:
+        self._put(client, frame if client.stream is None else client.stream.number(frame))
+
+    def _put(self, client: Client, frame: Frame) -> None:
+        try:
+            client.outbox.put(frame)
+        except Overflow:
+            logger.warning("socket %s does not read; closing it", client.sid)
+            self.detach(client)
+            self._abort(client)
+
+    @staticmethod
+    def _abort(client: Client) -> None:
+        """Cuts the connection: a closing handshake would wait for the reader that does not read."""
+        request = client.socket._req
+        if request is not None and request.transport is not None:
+            request.transport.abort()
+
+    async def _write(self, client: Client) -> None:
+        if self._encoder is None:
+            self._encoder = ThreadPoolExecutor(1, thread_name_prefix="preview-encoder")
+        while True:
+            frame = await client.outbox.take()
+            try:
+                if isinstance(frame, str):
+                    await client.socket.send_str(frame)
+                    continue
+                data = frame if isinstance(frame, bytes) else await frame.data(self._encoder)
+                await client.socket.send_bytes(data)
+            except (ConnectionError, RuntimeError):
+                return  # the socket is closing; its reader detaches it
+            except Exception:  # an image that cannot be encoded must not silence the socket
+                logger.exception("a preview for socket %s could not be encoded", client.sid)
+
+    async def close(self) -> None:
+        """Closes every socket, as the server goes down."""
+        clients = list(self.clients.values())
+        for client in clients:
+            self.detach(client)
+        closings = [client.socket.close(code=WSCloseCode.GOING_AWAY) for client in clients]
+        await asyncio.gather(*closings, return_exceptions=True)
+        if self._encoder is not None:
+            self._encoder.shutdown(wait=False, cancel_futures=True)

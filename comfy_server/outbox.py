@@ -1,0 +1,97 @@
+"""Frames on their way to one socket: bounded, in order, previews droppable, text never dropped.
+
+The event loop appends, one writer task takes. A preview is not yet encoded when it is appended; a
+newer preview of the same node replaces one that has not been taken, so a slow reader sees fewer
+pictures and no old ones. Text waits in order up to a bound; beyond it the reader is given up.
+"""
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+MAX_FRAMES = 8192
+MAX_BYTES = 32 * 1024 * 1024
+
+
+class LazyFrame:
+    """A binary frame that is encoded when first needed, once for all its receivers."""
+
+    __slots__ = ("_encode", "_future", "key")
+
+    def __init__(self, encode: Callable[[], bytes], key: object | None = None) -> None:
+        """`key` tells which frames replace each other; None marks a frame that must arrive."""
+        self._encode = encode
+        self._future: asyncio.Future[bytes] | None = None
+        self.key = key
+
+    async def data(self, executor: Executor) -> bytes:
+        """The encoded frame; encoding runs outside the event loop."""
+        if self._future is None:
+            loop = asyncio.get_running_loop()
+            self._future = asyncio.ensure_future(loop.run_in_executor(executor, self._encode))
+        return await asyncio.shield(self._future)
+
+
+Frame = str | bytes | LazyFrame
+
+
+class Overflow(Exception):
+    """A reader is so slow that its frames no longer fit."""
+
+
+class Outbox:
+    """Frames waiting for one socket."""
+
+    def __init__(self, max_frames: int = MAX_FRAMES, max_bytes: int = MAX_BYTES) -> None:
+        self._frames: deque[Frame | None] = deque()
+        self._latest: dict[object, int] = {}  # key -> absolute position of the waiting preview
+        self._taken = 0  # absolute position of the first waiting frame
+        self._bytes = 0
+        self._waiting = asyncio.Event()
+        self._max_frames, self._max_bytes = max_frames, max_bytes
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def put(self, frame: Frame) -> None:
+        """Appends a frame.
+
+        Raises:
+            Overflow: too many frames or bytes are waiting.
+        """
+        if isinstance(frame, LazyFrame):
+            self._replace_older(frame)
+        else:
+            self._bytes += len(frame)
+        if len(self._frames) >= self._max_frames or self._bytes > self._max_bytes:
+            raise Overflow
+        self._frames.append(frame)
+        self._waiting.set()
+
+    def _replace_older(self, frame: LazyFrame) -> None:
+        if frame.key is None:
+            return
+        older = self._latest.get(frame.key, -1) - self._taken
+        if older >= 0:
+            self._frames[older] = None
+            self.dropped += 1
+        self._latest[frame.key] = self._taken + len(self._frames)
+
+    async def take(self) -> Frame:
+        """Waits for the next frame and removes it."""
+        while True:
+            while self._frames:
+                frame = self._frames.popleft()
+                self._taken += 1
+                if frame is None:
+                    continue
+                if isinstance(frame, LazyFrame):
+                    self._latest.pop(frame.key, None)
+                else:
+                    self._bytes -= len(frame)
+                return frame
+            self._waiting.clear()
+            await self._waiting.wait()

@@ -1,0 +1,237 @@
+"""PromptServer: the object node packs know, and the event sink of the execution side.
+
+It holds the application, the routes packs decorate, the sockets and a few counters packs read. What
+the routes work on arrives as `Services`. `PromptServer.instance` exists before packs load.
+"""
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, cast
+
+from aiohttp import web
+
+import folder_paths
+from comfy_execution.events import Event, Executing, ExecutionStart, Preview, ProgressText
+from comfy_execution.items import Submission
+from comfy_execution.queue import PromptQueue
+from comfy_server import frames
+from comfy_server.application import add_routes, build_application
+from comfy_server.features import server_features
+from comfy_server.hub import Client, Hub
+from comfy_server.logs import LogCapture
+from comfy_server.options import ServerOptions
+from comfy_server.outbox import LazyFrame
+from comfy_server.packs import Packs
+from comfy_server.services import Services
+from comfy_server.users import UserManager
+from protocol import BinaryEventTypes
+
+logger = logging.getLogger(__name__)
+
+PromptHandler = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def _wants_metadata(client: Client) -> bool:
+    return bool(client.flags.get("supports_preview_metadata"))
+
+
+def _wants_plain(client: Client) -> bool:
+    return not _wants_metadata(client)
+
+
+class PromptServer:
+    """The HTTP and WebSocket side of one process.
+
+    Attributes:
+        routes: Decorated by packs while they load; added bare and under /api at start.
+        app: The aiohttp application.
+        number: Counter of submitted prompts, read and increased by packs.
+        client_id: Whose prompt runs; valid while one does.
+        last_node_id: The node that runs, as shown in the graph.
+        supports: Names of extras, tested for membership by packs.
+    """
+
+    instance: ClassVar[PromptServer]
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        options: ServerOptions | None = None,
+        services: Services | None = None,
+        logs: LogCapture | None = None,
+    ) -> None:
+        PromptServer.instance = self
+        self.loop = loop
+        self.options = options or ServerOptions()
+        self.services = services or Services(PromptQueue())
+        self.services.queue.sink = self
+        self.address = self.options.listen[0]
+        self.port = self.options.port
+        self.number = 0
+        self.client_id: str | None = None
+        self.last_node_id: str | None = None
+        self.last_prompt_id: str | None = None
+        self.supports = ["custom_nodes_from_web"]
+        self.on_prompt_handlers: list[PromptHandler] = []
+        self.routes = web.RouteTableDef()
+        self._submitter = ThreadPoolExecutor(1, thread_name_prefix="prompt-submitter")
+        self.hub = Hub(loop, self.options.preview_interval_s)
+        self.packs = Packs(self.options.frontend_root, self.options.extension_root)
+        self.user_manager = UserManager(
+            lambda: folder_paths.user_directory, multi_user=self.options.multi_user
+        )
+        self.logs = logs or LogCapture()
+        self.logs.listen(self._on_logs)
+        self.app = build_application(self)
+
+    # -- what packs use ------------------------------------------------------------------------
+
+    @property
+    def prompt_queue(self) -> PromptQueue:
+        """The queue prompts go through."""
+        return self.services.queue
+
+    @property
+    def sockets(self) -> dict[str, web.WebSocketResponse]:
+        """Open sockets by client id."""
+        return self.hub.sockets
+
+    @property
+    def sockets_metadata(self) -> dict[str, dict[str, Any]]:
+        """Client id -> `{"feature_flags": {...}}`."""
+        return self.hub.metadata
+
+    def add_on_prompt_handler(self, handler: PromptHandler) -> None:
+        """Adds a function that sees, and may change, each posted body before validation."""
+        self.on_prompt_handlers.append(handler)
+
+    def trigger_on_prompt(self, json_data: dict[str, Any]) -> dict[str, Any]:
+        """Passes a posted body through all handlers; one that fails is logged and skipped."""
+        for handler in self.on_prompt_handlers:
+            try:
+                json_data = handler(json_data)
+            except Exception:  # a pack's mistake must not refuse everybody's prompts
+                logger.exception("the on-prompt handler %r failed", handler)
+        return json_data
+
+    def get_queue_info(self) -> dict[str, Any]:
+        """`{"exec_info": {"queue_remaining": N}}`."""
+        return {"exec_info": {"queue_remaining": self.prompt_queue.get_tasks_remaining()}}
+
+    def queue_updated(self) -> None:
+        """Tells everybody how many prompts wait."""
+        self.send_sync("status", {"status": self.get_queue_info()})
+
+    def send_sync(self, event: str | int, data: Any, sid: str | None = None) -> None:
+        """Sends to one client, or to all when `sid` is None; callable from any thread."""
+        if isinstance(event, int):
+            self._post_binary(event, data, sid)
+        else:
+            frame = frames.text_frame(event, data)
+            self.hub.post(lambda: self.hub.send_frame(frame, sid))
+
+    async def send(self, event: str | int, data: Any, sid: str | None = None) -> None:
+        """As `send_sync`, from a coroutine."""
+        self.send_sync(event, data, sid)
+
+    async def send_json(self, event: str, data: Any, sid: str | None = None) -> None:
+        """Sends a text frame."""
+        self.send_sync(event, data, sid)
+
+    async def send_bytes(self, event: int, data: bytes, sid: str | None = None) -> None:
+        """Sends a binary frame whose body is ready."""
+        self.send_sync(event, data, sid)
+
+    async def send_image(
+        self, image_data: tuple[str, Any, int | None], sid: str | None = None
+    ) -> None:
+        """Encodes and sends (format, PIL image, largest side)."""
+        self.send_sync(BinaryEventTypes.UNENCODED_PREVIEW_IMAGE, image_data, sid)
+
+    def send_progress_text(
+        self, text: str | bytes, node_id: str, sid: str | None = None
+    ) -> None:
+        """Shows a line of text under a node."""
+        plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        frame = frames.progress_text(str(node_id), plain)
+        self.hub.post(lambda: self.hub.send_binary(frame, sid))
+
+    def get_feature_flags(self) -> dict[str, Any]:
+        """What the server offers, as `/features` answers."""
+        return server_features(self.options)
+
+    def add_routes(self) -> None:
+        """Adds our routes and those of packs; called once, after all packs are loaded."""
+        add_routes(self)
+
+    async def submit(self, item: Sequence[Any]) -> Submission:
+        """Puts a prompt in the queue; it is on disk when this returns.
+
+        One thread writes, so that prompts keep the order they arrived in.
+        """
+        return await self.loop.run_in_executor(self._submitter, self.prompt_queue.submit, item)
+
+    # -- event sink of the execution side ------------------------------------------------------
+
+    def publish(self, event: Event) -> None:
+        """Takes an event from any thread; never blocks and never raises."""
+        try:
+            self._publish(event)
+        except Exception:  # the worker must go on even if a message cannot be made
+            logger.exception("the event %s could not be sent", event.name)
+
+    def _publish(self, event: Event) -> None:
+        if isinstance(event, Preview):
+            self._post_preview(event)
+            return
+        if isinstance(event, ProgressText):
+            self.send_progress_text(event.text, event.node_id, event.client_id)
+            return
+        if isinstance(event, ExecutionStart):
+            self.client_id = event.client_id
+            self.last_prompt_id = event.prompt_id
+            self.last_node_id = None
+        elif isinstance(event, Executing):
+            self.last_node_id = event.display_node
+        sid = event.client_id
+        if sid is None and not event.broadcast:
+            return
+        self.send_sync(event.name, event.payload(), None if event.broadcast else sid)
+
+    def _post_preview(self, event: Preview) -> None:
+        image_format, image, size = event.format, event.image, event.max_size
+        metadata = event.metadata
+        node = (metadata or {}).get("node_id")
+        # a picture without a size limit is a result, not a preview: it must arrive
+        key = None if size is None else ("preview", node, metadata is None)
+        if metadata is None:
+            frame = LazyFrame(lambda: frames.preview(image_format, image, size), key)
+            wanted = _wants_plain
+        else:
+            record = event.payload()
+            frame = LazyFrame(
+                lambda: frames.preview_with_metadata(image_format, image, size, record), key
+            )
+            wanted = _wants_metadata
+        self.hub.post(lambda: self.hub.send_preview(frame, event.client_id, wanted))
+
+    def _post_binary(self, event: int, data: Any, sid: str | None) -> None:
+        """Binary events as packs send them: bytes, an image tuple, or that and a record."""
+        frame: bytes | LazyFrame
+        if event == BinaryEventTypes.UNENCODED_PREVIEW_IMAGE:
+            image_format, image, size = data
+            frame = LazyFrame(lambda: frames.preview(image_format, image, size))
+        elif event == BinaryEventTypes.PREVIEW_IMAGE_WITH_METADATA and isinstance(data, tuple):
+            (image_format, image, size), record = data
+            frame = LazyFrame(
+                lambda: frames.preview_with_metadata(image_format, image, size, record)
+            )
+        else:
+            frame = frames.raw_binary(event, cast(bytes, data))
+        self.hub.post(lambda: self.hub.send_binary(frame, sid))
+
+    def _on_logs(self, entries: list[dict[str, str]], size: dict[str, int] | None) -> None:
+        self.hub.post(lambda: self.hub.send_logs(entries, size))

@@ -1,0 +1,46 @@
+"""All routes: one module per resource, one table, in lookup order."""
+from __future__ import annotations
+
+from aiohttp import web
+
+from comfy_server.routes import (
+    extensions,
+    frontend,
+    history,
+    internal,
+    jobs,
+    models,
+    object_info,
+    prompt,
+    queue,
+    settings,
+    socket,
+    system,
+    templates,
+    upload,
+    userdata,
+    users,
+    view,
+)
+
+ALL_ROUTES: tuple[web.RouteTableDef, ...] = (
+    internal.routes,
+    jobs.routes,
+    socket.routes,
+    prompt.routes,
+    queue.routes,
+    history.routes,
+    object_info.routes,
+    view.routes,
+    upload.routes,
+    models.routes,
+    users.routes,
+    settings.routes,
+    userdata.routes,
+    system.routes,
+    extensions.routes,
+    templates.routes,
+    frontend.index_routes,
+)
+# matched last, and without twins
+FALLBACK_ROUTES: tuple[web.RouteTableDef, ...] = (frontend.file_routes,)

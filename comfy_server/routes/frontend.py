@@ -1,0 +1,36 @@
+"""The editor's own files: `/` and everything no other route knows."""
+from __future__ import annotations
+
+from aiohttp import web
+
+from comfy_server.files import trusted_file
+from comfy_server.services import PACKS
+
+index_routes = web.RouteTableDef()
+file_routes = web.RouteTableDef()
+
+NEVER_KEEP = {"Cache-Control": "no-store, must-revalidate", "Pragma": "no-cache", "Expires": "0"}
+NO_PAGE = (
+    "The editor is not installed. Install the package comfyui-frontend-package, or start with "
+    "--front-end-root PATH. The HTTP API works without it."
+)
+
+
+@index_routes.get("/")
+@index_routes.get("/user-select")
+async def get_index(request: web.Request) -> web.StreamResponse:
+    """The editor's page."""
+    index = request.app[PACKS].frontend_file("index.html")
+    if index is None:
+        return web.Response(status=404, text=NO_PAGE)
+    return trusted_file(index, NEVER_KEEP)
+
+
+@file_routes.get("/{path:.*}")
+async def get_file(request: web.Request) -> web.StreamResponse:
+    """A file of the editor; folders are not listed."""
+    packs, path = request.app[PACKS], request.match_info["path"]
+    found = packs.frontend_file(path)
+    if found is not None:
+        return trusted_file(found)
+    return web.Response(status=403 if packs.is_frontend_folder(path) else 404)

@@ -1,0 +1,50 @@
+"""Finished prompts: `/history`."""
+from __future__ import annotations
+
+from aiohttp import web
+
+from comfy_server.routes.queue import id_list
+from comfy_server.services import SERVICES
+from comfy_server.strict_json import BadJson, json_response, read_object
+
+routes = web.RouteTableDef()
+
+
+def query_integer(request: web.Request, name: str) -> int | None:
+    """An integer from the query, None when absent; raises BadJson (answered with 400)."""
+    text = request.query.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise BadJson(f"{name} must be an integer, found {text[:40]!r}") from error
+
+
+@routes.get("/history")
+async def get_history(request: web.Request) -> web.Response:
+    """A page of the history, oldest first; with `max_items` alone, the newest ones."""
+    max_items, offset = query_integer(request, "max_items"), query_integer(request, "offset")
+    queue = request.app[SERVICES].queue
+    found = queue.get_history(max_items=max_items, offset=-1 if offset is None else offset)
+    return json_response(found)
+
+
+@routes.get("/history/{prompt_id}")
+async def get_one(request: web.Request) -> web.Response:
+    """One finished prompt, or an empty object: scripts poll this until the id appears."""
+    prompt_id = request.match_info["prompt_id"]
+    return json_response(request.app[SERVICES].queue.get_history(prompt_id=prompt_id))
+
+
+@routes.post("/history")
+async def post_history(request: web.Request) -> web.Response:
+    """Forgets everything, or some prompts."""
+    queue = request.app[SERVICES].queue
+    body = await read_object(request)
+    unwanted = id_list(body, "delete")
+    if body.get("clear"):
+        queue.wipe_history()
+    for prompt_id in unwanted:
+        queue.delete_history_item(prompt_id)
+    return web.Response()

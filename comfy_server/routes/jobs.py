@@ -1,0 +1,95 @@
+"""The jobs API, the editor's source for queue and history: `/api/jobs`."""
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from comfy_execution import jobs
+from comfy_execution.queue import PromptQueue
+from comfy_server.routes.history import query_integer
+from comfy_server.routes.prompt import PROMPT_ID
+from comfy_server.services import SERVICES
+from comfy_server.strict_json import BadJson, error_response, json_response, read_object
+
+routes = web.RouteTableDef()
+
+QUEUED = ("pending", "in_progress")
+FINISHED = ("completed", "failed", "cancelled")
+
+
+def _query(request: web.Request) -> jobs.JobQuery:
+    statuses = request.query.get("status")
+    wanted = [text.strip() for text in statuses.split(",")] if statuses else []
+    return jobs.JobQuery(
+        statuses=tuple(text for text in wanted if text) or jobs.STATUSES,
+        workflow_id=request.query.get("workflow_id"),
+        sort_by=request.query.get("sort_by", "created_at"),
+        sort_order=request.query.get("sort_order", "desc"),
+        limit=query_integer(request, "limit"),
+        offset=query_integer(request, "offset") or 0,
+    )
+
+
+def _records(queue: PromptQueue, statuses: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Records of the jobs that can have one of the wanted statuses."""
+    found: list[dict[str, Any]] = []
+    if any(status in QUEUED for status in statuses):
+        running, pending = queue.get_current_queue()
+        found += [jobs.job_from_item(item, "pending") for item in pending]
+        found += [jobs.job_from_item(item, "in_progress") for item in running]
+    if any(status in FINISHED for status in statuses):
+        found += queue.history.jobs()
+    return found
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and PROMPT_ID.fullmatch(value) is not None
+
+
+@routes.get("/api/jobs")
+async def get_jobs(request: web.Request) -> web.Response:
+    """A page of jobs, waiting, running and finished."""
+    try:
+        query = _query(request)
+    except (ValueError, BadJson) as error:
+        return error_response(400, str(error))
+    records = _records(request.app[SERVICES].queue, query.statuses)
+    return json_response(jobs.list_jobs(records, query))
+
+
+@routes.get("/api/jobs/{job_id}")
+async def get_job(request: web.Request) -> web.Response:
+    """One job with its outputs and its workflow."""
+    queue, job_id = request.app[SERVICES].queue, request.match_info["job_id"]
+    running, pending = queue.get_current_queue()
+    for status, items in (("in_progress", running), ("pending", pending)):
+        for item in items:
+            if item[1] == job_id:
+                return json_response(jobs.queued_job_details(item, status))
+    entry = queue.get_history(prompt_id=job_id).get(job_id)
+    if entry is None:
+        return error_response(404, "Job not found")
+    return json_response(jobs.job_details(job_id, entry))
+
+
+@routes.post("/api/jobs/cancel")
+async def cancel_jobs(request: web.Request) -> web.Response:
+    """Stops or removes several jobs."""
+    body = await read_object(request)
+    ids = body.get("job_ids")
+    if not isinstance(ids, list):
+        return error_response(400, "job_ids must be a list of job ids")
+    invalid = [value for value in ids if not _is_id(value)]
+    if invalid:
+        return error_response(400, "some job ids are malformed", invalid_ids=invalid)
+    queue = request.app[SERVICES].queue
+    outcomes = [queue.cancel(job_id).cancelled for job_id in ids]
+    return json_response({"cancelled": any(outcomes)})
+
+
+@routes.post("/api/jobs/{job_id}/cancel")
+async def cancel_job(request: web.Request) -> web.Response:
+    """Stops or removes one job; `cancelled` is false when it is neither waiting nor running."""
+    outcome = request.app[SERVICES].queue.cancel(request.match_info["job_id"])
+    return json_response({"cancelled": outcome.cancelled})

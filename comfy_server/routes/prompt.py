@@ -1,0 +1,211 @@
+"""Submitting prompts: `GET` and `POST /prompt`."""
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from comfy_execution.items import SENSITIVE_EXTRA_DATA_KEYS, Submission, SubmissionKind
+from comfy_server.services import SERVER, SERVICES, Services, resolve
+from comfy_server.strict_json import BadJson, json_response, read_json
+
+if TYPE_CHECKING:
+    from comfy_server.prompt_server import PromptServer
+
+logger = logging.getLogger(__name__)
+
+routes = web.RouteTableDef()
+
+PROMPT_ID = re.compile(r"[\w.:@+=-]{1,128}", re.ASCII)
+
+
+class PromptRefused(Exception):
+    """A prompt that cannot be queued; carries the answer's `error` object."""
+
+    def __init__(
+        self, kind: str, message: str, details: str = "", status: int = 400, **extra_info: Any
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = {
+            "type": kind, "message": message, "details": details, "extra_info": extra_info,
+        }
+
+
+@dataclass
+class Request:
+    """A posted body, checked and sorted out."""
+
+    prompt: dict[str, Any]
+    prompt_id: str
+    number: float
+    extra_data: dict[str, Any]
+    targets: list[str] | None
+
+
+@routes.get("/prompt")
+async def get_prompt(request: web.Request) -> web.Response:
+    """How many prompts wait or run."""
+    return json_response(request.app[SERVER].get_queue_info())
+
+
+@routes.post("/prompt")
+async def post_prompt(request: web.Request) -> web.Response:
+    """Validates a prompt and puts it in the queue."""
+    server, services = request.app[SERVER], request.app[SERVICES]
+    try:
+        body = await _read_body(request)
+        body = server.trigger_on_prompt(body)
+        submitted = _sort_out(body, server)
+        valid, error, outputs, node_errors = await _validate(services, submitted)
+        if not valid:
+            return json_response({"error": error, "node_errors": node_errors}, status=400)
+        answer = _accepted(await server.submit(submitted_item(submitted, outputs)))
+    except PromptRefused as refused:
+        return json_response({"error": refused.error, "node_errors": {}}, refused.status)
+    return json_response({**answer, "node_errors": node_errors})
+
+
+async def _read_body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = await read_json(request)
+    except BadJson as error:
+        raise PromptRefused("invalid_json", "The request is not JSON", str(error)) from error
+    if not isinstance(body, dict):
+        raise PromptRefused(
+            "invalid_json", "The request is not a JSON object",
+            f'expected {{"prompt": {{...}}}}, found {type(body).__name__}',
+        )
+    return body
+
+
+def _sort_out(body: dict[str, Any], server: PromptServer) -> Request:
+    """Checks everything about the body but the graph itself.
+
+    Raises:
+        PromptRefused: a field is missing or of the wrong kind.
+    """
+    number = _position(body, server)
+    prompt = _graph(body)
+    extra_data = _optional(body, "extra_data", dict, "an object") or {}
+    extra_data = dict(extra_data)
+    client_id = _optional(body, "client_id", str, "text")
+    if client_id is not None:
+        extra_data["client_id"] = client_id
+    targets = _optional(body, "partial_execution_targets", list, "a list of node ids")
+    if targets is not None:
+        targets = [str(target) for target in targets]
+    return Request(prompt, _prompt_id(body), number, extra_data, targets)
+
+
+def _optional(body: dict[str, Any], name: str, kind: type, expected: str) -> Any:
+    value = body.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise PromptRefused(
+            f"invalid_{name}", f"The field {name} is not {expected}",
+            f"{name} must be {expected}, found {type(value).__name__}", input_name=name,
+        )
+    return value
+
+
+def _position(body: dict[str, Any], server: PromptServer) -> float:
+    """The place in the queue; without a wish, the running counter (negative: in front)."""
+    wish = body.get("number")
+    if wish is None:
+        number = server.number
+        server.number += 1
+        return -number if body.get("front") else number
+    try:
+        position = float(wish)
+    except (TypeError, ValueError):
+        position = math.nan
+    if not math.isfinite(position):
+        raise PromptRefused("invalid_number", "The field number is not a number", str(wish)[:100])
+    return position
+
+
+def _prompt_id(body: dict[str, Any]) -> str:
+    wish = body.get("prompt_id")
+    if wish is None:
+        return str(uuid.uuid4())
+    if not isinstance(wish, str) or not PROMPT_ID.fullmatch(wish):
+        raise PromptRefused(
+            "invalid_prompt_id", "The field prompt_id is not acceptable",
+            "use a UUID, or up to 128 letters, digits and . _ : @ + = -; or leave it out",
+        )
+    return wish
+
+
+def _graph(body: dict[str, Any]) -> dict[str, Any]:
+    if "prompt" not in body:
+        raise _missing_prompt(body)
+    prompt = body["prompt"]
+    if not isinstance(prompt, dict):
+        raise PromptRefused(
+            "invalid_prompt", "The prompt is not an object",
+            f"prompt must map node ids to nodes, found {type(prompt).__name__}",
+        )
+    if _is_editor_graph(prompt):
+        raise _editor_graph_refused()
+    return prompt
+
+
+def _is_editor_graph(value: dict[str, Any]) -> bool:
+    return isinstance(value.get("nodes"), list) and isinstance(value.get("links"), list)
+
+
+def _editor_graph_refused() -> PromptRefused:
+    return PromptRefused(
+        "invalid_prompt", "This is a workflow file of the editor, not a prompt",
+        "the prompt maps node ids to {class_type, inputs}; in the editor use "
+        "File > Export (API), and post that",
+    )
+
+
+def _missing_prompt(body: dict[str, Any]) -> PromptRefused:
+    if _is_editor_graph(body):
+        return _editor_graph_refused()
+    nodes = [value for value in body.values() if isinstance(value, dict) and "class_type" in value]
+    details = "No prompt provided"
+    if nodes:
+        details += '; the nodes stand at the top level: wrap them as {"prompt": {...}}'
+    return PromptRefused("no_prompt", "No prompt provided", details)
+
+
+async def _validate(
+    services: Services, submitted: Request
+) -> tuple[bool, dict[str, Any] | None, list[str], dict[str, Any]]:
+    if services.apply_replacements is not None:
+        submitted.prompt = services.apply_replacements(submitted.prompt)
+    if services.validate is None:
+        raise PromptRefused(
+            "not_ready", "The server is still loading its nodes", "try again in a moment", 503
+        )
+    valid, error, outputs, node_errors = await resolve(
+        services.validate(submitted.prompt_id, submitted.prompt, submitted.targets)
+    )
+    return valid, error, outputs, node_errors
+
+
+def submitted_item(submitted: Request, outputs: list[str]) -> tuple[Any, ...]:
+    """The queue item: secrets apart, time of acceptance stamped."""
+    extra = {**submitted.extra_data, "create_time": int(time.time() * 1000)}
+    secrets = {key: extra.pop(key) for key in SENSITIVE_EXTRA_DATA_KEYS if key in extra}
+    number, prompt_id = submitted.number, submitted.prompt_id
+    return (number, prompt_id, submitted.prompt, extra, outputs, secrets)
+
+
+def _accepted(submission: Submission) -> dict[str, Any]:
+    """The answer for a prompt that is in the queue, now or from an earlier equal request."""
+    if submission.kind is SubmissionKind.CONFLICT:
+        raise PromptRefused(
+            "prompt_id_in_use", "The prompt id belongs to another prompt",
+            f"{submission.prompt_id} is taken; leave the field prompt_id out", 409,
+        )
+    return {"prompt_id": submission.prompt_id, "number": submission.number}

@@ -1,0 +1,77 @@
+"""The queue and what stops it: `/queue`, `/interrupt`, `/free`."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+
+from comfy_server.services import SERVICES
+from comfy_server.strict_json import BadJson, json_response, read_object
+
+routes = web.RouteTableDef()
+
+
+def id_list(body: dict[str, Any], name: str) -> list[str]:
+    """A list of ids from a body; empty when the key is absent.
+
+    Raises:
+        BadJson: the value is not a list of texts or numbers.
+    """
+    ids = body.get(name)
+    if ids is None:
+        return []
+    if not isinstance(ids, list) or not all(isinstance(value, (str, int)) for value in ids):
+        raise BadJson(f"{name} must be a list of prompt ids")
+    return [str(value) for value in ids]
+
+
+def _shown(item: Sequence[Any]) -> list[Any]:
+    return list(item[:5])
+
+
+@routes.get("/queue")
+async def get_queue(request: web.Request) -> web.Response:
+    """What runs and what waits, in the order it will run."""
+    running, pending = request.app[SERVICES].queue.get_current_queue()
+    return json_response({
+        "queue_running": [_shown(item) for item in running],
+        "queue_pending": [_shown(item) for item in pending],
+    })
+
+
+@routes.post("/queue")
+async def post_queue(request: web.Request) -> web.Response:
+    """Empties the queue, or takes out some prompts."""
+    queue = request.app[SERVICES].queue
+    body = await read_object(request)
+    unwanted = set(id_list(body, "delete"))
+    if body.get("clear"):
+        queue.wipe_queue()
+    while unwanted and queue.delete_queue_item(lambda item: item[1] in unwanted):
+        pass  # one call takes out one prompt
+    return web.Response()
+
+
+@routes.post("/interrupt")
+async def post_interrupt(request: web.Request) -> web.Response:
+    """Stops what runs, or only the named prompt if it is the one that runs."""
+    try:
+        body = await read_object(request)
+    except BadJson:
+        body = {}  # the public contract: a missing or malformed body means "whatever runs"
+    prompt_id = body.get("prompt_id")
+    request.app[SERVICES].queue.interrupt(str(prompt_id) if prompt_id else None)
+    return web.Response()
+
+
+@routes.post("/free")
+async def post_free(request: web.Request) -> web.Response:
+    """Asks the worker to unload models and drop results after the current prompt."""
+    queue = request.app[SERVICES].queue
+    body = await read_object(request)
+    if body.get("unload_models"):
+        queue.set_flag("unload_models", True)
+    if body.get("free_memory"):
+        queue.set_flag("free_memory", True)
+    return web.Response()

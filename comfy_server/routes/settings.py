@@ -1,0 +1,46 @@
+"""A user's settings: `/settings`."""
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from comfy_server.services import USERS
+from comfy_server.strict_json import json_response, read_json, read_object
+
+routes = web.RouteTableDef()
+
+
+@routes.get("/settings")
+async def get_all(request: web.Request) -> web.Response:
+    """Every stored setting."""
+    users = request.app[USERS]
+    return json_response(users.read_settings(users.get_request_user_id(request)))
+
+
+@routes.get("/settings/{id}")
+async def get_one(request: web.Request) -> web.Response:
+    """One setting, or null."""
+    users = request.app[USERS]
+    settings = users.read_settings(users.get_request_user_id(request))
+    return json_response(settings.get(request.match_info["id"]))
+
+
+async def _merge(request: web.Request, changes: dict[str, Any]) -> web.Response:
+    users = request.app[USERS]
+    user_id = users.get_request_user_id(request)
+    await asyncio.to_thread(users.merge_settings, user_id, changes)
+    return web.Response()
+
+
+@routes.post("/settings")
+async def post_all(request: web.Request) -> web.Response:
+    """Stores several settings."""
+    return await _merge(request, await read_object(request))
+
+
+@routes.post("/settings/{id}")
+async def post_one(request: web.Request) -> web.Response:
+    """Stores one setting; the body is its value."""
+    return await _merge(request, {request.match_info["id"]: await read_json(request)})

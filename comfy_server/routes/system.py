@@ -1,0 +1,35 @@
+"""The machine and what the server can do: `/system_stats`, `/features`."""
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from aiohttp import web
+
+from comfy_server.services import OPTIONS, SERVER, SERVICES
+from comfy_server.strict_json import json_response
+
+routes = web.RouteTableDef()
+
+
+@routes.get("/system_stats")
+async def get_stats(request: web.Request) -> web.Response:
+    """Versions, memory and devices."""
+    options = request.app[OPTIONS]
+    given = await asyncio.to_thread(request.app[SERVICES].system_stats)
+    system: dict[str, Any] = {
+        "os": sys.platform, "ram_total": 0, "ram_free": 0,
+        "comfyui_version": options.version, "required_frontend_version": None,
+        "installed_templates_version": None, "required_templates_version": None,
+        "python_version": sys.version, "pytorch_version": None, "embedded_python": False,
+        "argv": list(options.argv),
+    }
+    system |= given.get("system", {})
+    return json_response({"system": system, "devices": given.get("devices", [])})
+
+
+@routes.get("/features")
+async def get_features(request: web.Request) -> web.Response:
+    """What the server offers."""
+    return json_response(request.app[SERVER].get_feature_flags())

@@ -1,0 +1,35 @@
+"""Users: `/users`."""
+from __future__ import annotations
+
+from aiohttp import web
+
+from comfy_server.services import USERS
+from comfy_server.strict_json import error_response, json_response, read_object
+from comfy_server.users import DEFAULT_USER, UserNameRefused
+
+routes = web.RouteTableDef()
+
+
+@routes.get("/users")
+async def get_users(request: web.Request) -> web.Response:
+    """Who may be chosen; in single-user mode, whether a user folder exists."""
+    users = request.app[USERS]
+    if users.multi_user:
+        return json_response({"storage": "server", "users": users.users})
+    migrated = users.folder_of(DEFAULT_USER).is_dir()
+    return json_response({"storage": "server", "migrated": migrated})
+
+
+@routes.post("/users")
+async def post_user(request: web.Request) -> web.Response:
+    """Adds a user; the answer is the new id."""
+    name = (await read_object(request)).get("username")
+    if not isinstance(name, str):
+        return error_response(400, "username must be text")
+    users = request.app[USERS]
+    if not users.multi_user:
+        return error_response(400, "this server has one user; start it with --multi-user")
+    try:
+        return json_response(users.add_user(name))
+    except UserNameRefused as error:
+        return error_response(400, str(error))

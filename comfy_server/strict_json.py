@@ -1,0 +1,132 @@
+"""JSON at the edge: what leaves is strict, what enters is bounded before it is built.
+
+A body is measured on its bytes (depth, number of values) before it is parsed, so that a bomb costs
+a scan and no memory. Numbers JSON does not know become null, numbers out of a float's range are
+refused, and unpaired surrogates are refused because no file or database could store them.
+"""
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+from aiohttp import web
+
+from comfy_execution.wire import strict_json
+
+MAX_DEPTH = 200
+MAX_VALUES = 750_000
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class BadJson(ValueError):
+    """A body that is not acceptable JSON; the text says what is wrong and how to mend it."""
+
+
+def dumps(value: Any) -> str:
+    """Compact, ASCII-only, strict JSON: NaN and infinities become null, odd objects text."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (ValueError, TypeError):
+        return json.dumps(strict_json(value), allow_nan=False, separators=(",", ":"))
+
+
+def json_response(
+    value: Any, status: int = 200, headers: dict[str, str] | None = None
+) -> web.Response:
+    """An `application/json` answer with a strict body."""
+    return web.Response(
+        text=dumps(value), status=status, headers=headers, content_type="application/json"
+    )
+
+
+def error_response(
+    status: int, message: str, headers: dict[str, str] | None = None, **extra: Any
+) -> web.Response:
+    """A `{"error": message, ...}` answer."""
+    return json_response({"error": message, **extra}, status, headers)
+
+
+def _measure(body: bytes) -> None:
+    """Raises BadJson for a body that is nested too deeply or holds too many values."""
+    opened = body.count(b"[") + body.count(b"{")
+    if opened <= MAX_DEPTH and body.count(b",") + opened <= MAX_VALUES:
+        return
+    bare = _STRING.sub(b"", body)
+    values = bare.count(b",") + bare.count(b"[") + bare.count(b"{")
+    if values > MAX_VALUES:
+        raise BadJson(f"the body holds {values} JSON values; at most {MAX_VALUES} are accepted")
+    depth = 0
+    for match in _BRACKET.finditer(bare):
+        depth += 1 if match.group() in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise BadJson(f"the body is nested more than {MAX_DEPTH} levels deep")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise BadJson(f"the number {text[:40]} is out of range")
+    return value
+
+
+def _refuse_long_integer(error: ValueError) -> NoReturn:
+    raise BadJson(f"not acceptable JSON: {error}") from error
+
+
+def loads(body: bytes) -> Any:
+    """Parses a request body.
+
+    Raises:
+        BadJson: not UTF-8, not JSON, too deep, too many values, a number out of range.
+    """
+    _measure(body)
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadJson(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
+    try:
+        value = json.loads(text, parse_float=_finite, parse_constant=lambda _: None)
+    except json.JSONDecodeError as error:
+        found = "an empty body" if not text.strip() else f"{error.msg} at line {error.lineno}"
+        raise BadJson(f"the body is not JSON: {found}") from error
+    except BadJson:
+        raise
+    except RecursionError as error:
+        raise BadJson(f"the body is nested more than {MAX_DEPTH} levels deep") from error
+    except ValueError as error:  # an integer with more digits than Python converts
+        _refuse_long_integer(error)
+    if _SURROGATE_ESCAPE.search(body):
+        _refuse_unpaired_surrogates(value)
+    return value
+
+
+def _refuse_unpaired_surrogates(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadJson(
+            "the body holds half of a surrogate pair (\\ud800 to \\udfff); send whole characters"
+        ) from error
+
+
+async def read_json(request: web.Request) -> Any:
+    """The request's body as JSON, whatever its content type says; raises BadJson."""
+    return loads(await request.read())
+
+
+async def read_object(request: web.Request) -> dict[str, Any]:
+    """As `read_json`, for routes that want a JSON object."""
+    value = await read_json(request)
+    if not isinstance(value, dict):
+        raise BadJson(f"the body must be a JSON object, found {_kind(value)}")
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {type(None): "null", bool: "a boolean", str: "a string", list: "a list"}
+    return names.get(type(value), "a number")
