@@ -1,0 +1,1 @@
+"""How the demo checkpoint is made: painted pictures, networks, training, export, a judge."""
