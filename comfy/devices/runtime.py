@@ -1,4 +1,4 @@
-"""The one object that public device functions act on: primary device, policies, loaded models.
+"""The one object that public device functions act on: primary device and policies.
 
 `main` installs a runtime built from the arguments; when nobody did, the first question builds one
 from default policies. Building asks the device; importing does not.
@@ -7,8 +7,7 @@ from default policies. Building asks the device; importing does not.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -25,15 +24,12 @@ class Runtime:
     Attributes:
         device: Where diffusion models run.
         vram_state: Resolved from policy and device.
-        loaded: Models that hold or held weights on a device, most recently used first. This is the
-            list object custom nodes iterate and edit.
     """
 
     device: torch.device
     memory: MemoryPolicy
     precision: PrecisionPolicy
     vram_state: VRAMState
-    loaded: list[Any] = field(default_factory=list)
 
     @property
     def cpu_state(self) -> CPUState:

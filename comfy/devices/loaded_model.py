@@ -1,0 +1,189 @@
+"""One base module in the residency planner's books: its view, its bytes, its use."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+class LoadedModel:
+    """A base module that a device holds, wholly or in part, shown through one patcher.
+
+    The patcher is held weakly: when all views of a module are gone, so are its weights, and the
+    entry is dead. When only this view is gone, another living one takes its place.
+
+    Attributes:
+        device: Where the module runs.
+        currently_used: Needed by the run that is in progress.
+        used_at: Tick of the planner's clock at the last use.
+        gap: Ticks between the last two uses; None before the second.
+        regrets: How often the module was evicted and then wanted again.
+        last_used_s: Monotonic time of the last use, in seconds.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._view = weakref.ref(model)
+        self.real_model = weakref.ref(model.model)
+        self._views = getattr(getattr(model, "residence", None), "views", None)
+        self.device: torch.device = model.load_device
+        self.currently_used = True
+        self.used_at = 0
+        self.gap: int | None = None
+        self.regrets = 0
+        self.last_used_s = time.monotonic()
+
+    @property
+    def model(self) -> Any | None:
+        """The patcher shown, or another living view of the module; None when all are gone."""
+        view = self._view()
+        if view is None and self._views is not None:
+            view = next(iter(self._views), None)
+            if view is not None:
+                self._view = weakref.ref(view)
+        return view
+
+    def show(self, model: Any) -> None:
+        """Take another view of the same module as the one to load."""
+        self._view = weakref.ref(model)
+        self.device = model.load_device
+
+    def mark_used(self, tick: int) -> None:
+        """Note a use at `tick` of the planner's clock."""
+        if self.used_at:
+            self.gap = tick - self.used_at
+        self.used_at = tick
+        self.last_used_s = time.monotonic()
+        self.currently_used = True
+
+    def is_dead(self) -> bool:
+        """Whether the module or all of its views are gone."""
+        return self.real_model() is None or self.model is None
+
+    def is_of(self, model: Any) -> bool:
+        """Whether a patcher is a view of this entry's module."""
+        return self.real_model() is not None and self.real_model() is model.model
+
+    def model_memory(self) -> int:
+        """Bytes of all weights."""
+        model = self.model
+        return 0 if model is None else int(model.model_size())
+
+    def model_loaded_memory(self) -> int:
+        """Bytes of weights on the device."""
+        model = self.model
+        return 0 if model is None else int(model.loaded_size())
+
+    def model_offloaded_memory(self) -> int:
+        """Bytes of weights that are not on the device."""
+        return max(0, self.model_memory() - self.model_loaded_memory())
+
+    def model_memory_required(self, device: torch.device) -> int:
+        """Bytes that would have to be moved to have everything on `device`."""
+        model = self.model
+        if model is not None and device == model.current_loaded_device():
+            return self.model_offloaded_memory()
+        return self.model_memory()
+
+    def model_load(self, lowvram_model_memory: int = 0, force_patch_weights: bool = False) -> Any:
+        """Show the patcher on the device.
+
+        Args:
+            lowvram_model_memory: Bytes that may become resident beside those that are; 0 means all.
+            force_patch_weights: Patch again even where the same patches are shown.
+        Returns:
+            The base module.
+        """
+        model = self.model
+        if model is None:
+            raise ReferenceError("the model was freed before it could be loaded")
+        before, started = self.model_loaded_memory(), time.perf_counter()
+        model.model_patches_to(self.device)
+        dtype = model.model_dtype() if hasattr(model, "model_dtype") else None
+        if dtype is not None:
+            model.model_patches_to(dtype)
+        extra = int(1e32) if lowvram_model_memory == 0 else lowvram_model_memory
+        self.model_use_more_vram(extra, force_patch_weights)
+        self._log(model, before, time.perf_counter() - started)
+        return model.model
+
+    def _log(self, model: Any, before: int, seconds: float) -> None:
+        moved = max(0, self.model_loaded_memory() - before)
+        if self.device.type == "cpu" or not moved:
+            return
+        logger.info(
+            "loaded %s to %s: %.1f of %.1f MiB resident, %.1f MiB moved in %.3f s (%.2f GB/s)",
+            type(model.model).__name__,
+            self.device,
+            self.model_loaded_memory() / 2**20,
+            self.model_memory() / 2**20,
+            moved / 2**20,
+            seconds,
+            moved / max(seconds, 1e-9) / 1e9,
+        )
+
+    def should_reload_model(self, force_patch_weights: bool = False) -> bool:
+        """Whether the weights have to be patched again although they are loaded."""
+        return force_patch_weights and self.model is not None
+
+    def model_unload(self, memory_to_free: int | None = None, unpatch_weights: bool = True) -> bool:
+        """Free device memory.
+
+        Args:
+            memory_to_free: Bytes wanted; None, or as much as there is, unloads everything.
+            unpatch_weights: Also put the weights back when everything is unloaded.
+        Returns:
+            Whether the module is now wholly off the device.
+        """
+        model = self.model
+        if model is None:
+            return True
+        if memory_to_free is not None and memory_to_free < self.model_loaded_memory():
+            freed = model.partially_unload(model.offload_device, memory_to_free)
+            if freed >= memory_to_free:
+                return False
+        model.detach(unpatch_weights)
+        return True
+
+    def model_use_more_vram(self, extra_memory: int, force_patch_weights: bool = False) -> int:
+        """Let up to `extra_memory` more bytes become resident; returns how many did."""
+        model = self.model
+        if model is None:
+            return 0
+        return int(model.partially_load(self.device, extra_memory, force_patch_weights))
+
+    def reserve_for_streaming(self) -> int:
+        """Device bytes that streaming the rest of the module takes beside what is resident."""
+        ask = getattr(self.model, "streaming_reserve", None)
+        return int(ask()) if ask is not None else 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LoadedModel) and self.real_model() is other.real_model()
+
+    def __hash__(self) -> int:
+        return id(self.real_model())
+
+
+def describe(entry: LoadedModel) -> dict[str, Any]:
+    """What an entry holds where, as plain data for logs and the memory endpoint."""
+    model = entry.model
+    dtype = model.model_dtype() if model is not None and hasattr(model, "model_dtype") else None
+    loaded, size = entry.model_loaded_memory(), entry.model_memory()
+    state = "resident" if loaded >= size else "partial" if loaded else "offloaded"
+    return {
+        "model": type(model.model).__name__ if model is not None else None,
+        "device": str(entry.device),
+        "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None,
+        "size_bytes": size,
+        "loaded_bytes": loaded,
+        "offloaded_bytes": max(0, size - loaded),
+        "patched_weights": len(getattr(model, "patches", ())),
+        "state": state,
+        "in_use": entry.currently_used,
+        "idle_s": round(time.monotonic() - entry.last_used_s, 3),
+    }

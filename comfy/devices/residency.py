@@ -1,0 +1,311 @@
+"""Which models are on which device: one plan for a set of models needed together.
+
+`load_models_gpu` frees what others hold, least recently used first and no more than needed, then
+gives every wanted model its share: all of it when everything fits, else the small ones whole and
+the rest of the room to the largest, whose remaining weights are streamed at use. Nothing the run
+needs is unloaded; a model already there in the wanted state costs nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from comfy.devices import accelerators, memory
+from comfy.devices.loaded_model import LoadedModel, describe
+from comfy.devices.policies import VRAMState
+from comfy.devices.runtime import get_runtime
+
+logger = logging.getLogger(__name__)
+
+current_loaded_models: list[LoadedModel] = []
+"""Models that hold device memory, most recently used first; custom nodes iterate and edit it."""
+
+EVERYTHING = 1e30
+"""More bytes than any device has: asks for all memory to be freed."""
+
+_clock = itertools.count(1)
+
+
+class OutOfMemoryReport(RuntimeError):
+    """Not enough device memory even at the lowest residency; the message says who held what."""
+
+
+# -- what is loaded --------------------------------------------------------------------------
+
+
+def loaded_models(only_currently_used: bool = False) -> list[Any]:
+    """The patchers of all loaded models."""
+    entries = [e for e in current_loaded_models if e.currently_used or not only_currently_used]
+    return [e.model for e in entries if e.model is not None]
+
+
+def memory_report() -> list[dict[str, Any]]:
+    """Who holds what where: one plain dict per loaded model."""
+    return [describe(entry) for entry in list(current_loaded_models) if not entry.is_dead()]
+
+
+def cleanup_models() -> None:
+    """Forget entries whose modules are gone."""
+    current_loaded_models[:] = [e for e in current_loaded_models if not e.is_dead()]
+
+
+def cleanup_models_gc() -> None:
+    """Forget dead entries, after collecting garbage when a view died but its module lives on."""
+    if any(entry.model is None and entry.real_model() for entry in current_loaded_models):
+        gc.collect()
+        memory.soft_empty_cache()
+    cleanup_models()
+
+
+def _find(model: Any) -> LoadedModel | None:
+    return next((entry for entry in current_loaded_models if entry.is_of(model)), None)
+
+
+# -- freeing ---------------------------------------------------------------------------------
+
+
+def free_memory(
+    memory_required: float,
+    device: torch.device,
+    keep_loaded: Sequence[Any] = (),
+    **kwargs: Any,  # noqa: ARG001 - newer servers pass hints that have no meaning here
+) -> list[LoadedModel]:
+    """Unload until `memory_required` bytes of a device are free.
+
+    Models are taken least recently used first, and the last one only in part when that is enough.
+
+    Args:
+        memory_required: Bytes wanted free.
+        device: The device.
+        keep_loaded: Entries or patchers that must stay as they are.
+    Returns:
+        The entries that were unloaded completely.
+    """
+    cleanup_models()
+    smart = get_runtime().memory.smart_memory
+    unloaded: list[LoadedModel] = []
+    for entry in _by_eviction(device, keep_loaded):
+        missing = memory_required - memory.get_free_memory(device)
+        if smart and missing <= 0:
+            break
+        in_part = smart and missing < memory_required and memory_required < EVERYTHING
+        if entry.model_unload(int(missing) if in_part else None):
+            current_loaded_models.remove(entry)
+            unloaded.append(entry)
+    if unloaded:
+        memory.soft_empty_cache()
+    elif get_runtime().vram_state != VRAMState.HIGH_VRAM and device.type != "cpu":
+        free, cached = memory.get_free_memory(device, torch_free_too=True)
+        if cached > free * 0.25:
+            memory.soft_empty_cache()
+    return unloaded
+
+
+_known: weakref.WeakKeyDictionary[Any, LoadedModel] = weakref.WeakKeyDictionary()
+"""The entry of every living module that was ever loaded, so that its history outlives eviction."""
+
+
+def _by_eviction(device: torch.device, keep: Sequence[Any]) -> list[LoadedModel]:
+    """Entries of a device that may go, the first to go first.
+
+    Least recently used first. Where that rule has failed (a model evicted before was wanted again,
+    as in a loop over more models than fit), the model whose next use is expected last goes first.
+    """
+    kept = [k if isinstance(k, LoadedModel) else _find(k) for k in keep]
+    entries = [
+        e
+        for e in current_loaded_models
+        if e.device == device and not any(e is k for k in kept) and e.model_loaded_memory() > 0
+    ]
+    if entries and all(e.regrets and e.gap is not None for e in entries):
+        return sorted(entries, key=lambda e: -(e.used_at + (e.gap or 0)))
+    return sorted(entries, key=lambda e: (e.currently_used, e.used_at))
+
+
+def unload_all_models() -> None:
+    """Free everything on every device."""
+    for device in {entry.device for entry in current_loaded_models}:
+        free_memory(EVERYTHING, device)
+    current_loaded_models.clear()
+
+
+def unload_model_clones(model: Any) -> None:
+    """Unload whatever view of a patcher's module is loaded."""
+    entry = _find(model)
+    if entry is not None:
+        entry.model_unload()
+        current_loaded_models.remove(entry)
+
+
+def unload_idle(now_s: float | None = None) -> list[LoadedModel]:
+    """Unload models nobody used for the time the policy sets; returns them."""
+    limit = get_runtime().memory.idle_unload_s
+    if limit is None:
+        return []
+    now = time.monotonic() if now_s is None else now_s
+    idle = [e for e in current_loaded_models if now - e.last_used_s > limit]
+    for entry in idle:
+        entry.model_unload()
+        current_loaded_models.remove(entry)
+    if idle:
+        memory.collect_garbage()
+    return idle
+
+
+# -- loading ---------------------------------------------------------------------------------
+
+
+def load_model_gpu(model: Any) -> None:
+    """`load_models_gpu` for one model."""
+    load_models_gpu([model])
+
+
+def load_models_gpu(
+    models: Iterable[Any],
+    memory_required: float = 0,
+    force_patch_weights: bool = False,
+    minimum_memory_required: float | None = None,
+    force_full_load: bool = False,
+) -> None:
+    """Have a set of models ready to run together.
+
+    Args:
+        models: Patchers; patchers that their options or additional models name are loaded too.
+        memory_required: Bytes the run would like beside the weights.
+        force_patch_weights: Patch weights again even where the same patches are shown.
+        minimum_memory_required: Bytes the run cannot do without; None means `memory_required`.
+        force_full_load: Never stream; fail when a model does not fit.
+    Raises:
+        OutOfMemoryReport: Not even the lowest residency fits.
+    """
+    cleanup_models_gc()
+    reserved, floor = memory.extra_reserved_memory(), memory.minimum_inference_memory()
+    wished = max(floor, memory_required + reserved)
+    needed = wished if minimum_memory_required is None else max(
+        floor, minimum_memory_required + reserved
+    )  # fmt: skip
+    entries = [_entry_for(model) for model in _expand(models)]
+    for device in {entry.device for entry in entries}:
+        group = [entry for entry in entries if entry.device == device]
+        if device.type == "cpu":
+            for entry in group:
+                entry.model_load(0, force_patch_weights)
+        else:
+            full = force_full_load or get_runtime().vram_state == VRAMState.HIGH_VRAM
+            _load_group(group, device, wished, needed, force_patch_weights, full)
+
+
+def _expand(models: Iterable[Any]) -> list[Any]:
+    """The models, and those their options and extensions name, each base module once."""
+    found: list[Any] = []
+    for model in models:
+        extra = [*model.model_patches_models(), *model.get_nested_additional_models()]
+        for candidate in [model, *extra]:
+            if not any(candidate.model is seen.model for seen in found):
+                found.append(candidate)
+    return found
+
+
+def _entry_for(model: Any) -> LoadedModel:
+    """The entry of a model's module, moved to the front and showing this view."""
+    entry = _find(model)
+    if entry is not None:
+        current_loaded_models.remove(entry)
+    elif model.model in _known:
+        entry = _known[model.model]
+        entry.regrets += 1
+    else:
+        entry = _known[model.model] = LoadedModel(model)
+    entry.show(model)
+    entry.mark_used(next(_clock))
+    current_loaded_models.insert(0, entry)
+    return entry
+
+
+def _load_group(
+    group: list[LoadedModel],
+    device: torch.device,
+    wished: float,
+    needed: float,
+    force_patch_weights: bool,
+    full: bool,
+) -> None:
+    """Load the models of one device; on an out-of-memory error once more with half the room."""
+    missing = sum(entry.model_memory_required(device) for entry in group)
+    free_memory(missing * 1.02 + wished, device, keep_loaded=group)
+    room = memory.get_free_memory(device) - needed
+    for attempt in (0, 1):
+        try:
+            for entry, extra in shares(group, device, room, full):
+                entry.model_load(extra, force_patch_weights)
+            return
+        except torch.OutOfMemoryError as error:
+            error.__traceback__ = None  # its frames hold the tensors of the failed attempt
+            for entry in group:
+                entry.model_unload()
+            free_memory(EVERYTHING, device, keep_loaded=group)
+            room = (memory.get_free_memory(device) - needed) / 2
+            if attempt or full:
+                raise OutOfMemoryReport(out_of_memory_text(device, group)) from error
+            logger.warning("out of memory while loading to %s; trying again with less", device)
+
+
+def shares(
+    group: Sequence[LoadedModel], device: torch.device, room: float, full: bool
+) -> list[tuple[LoadedModel, int]]:
+    """How many bytes each model may add to what it has resident; 0 stands for all of it.
+
+    Args:
+        group: Models needed together.
+        device: Their device.
+        room: Bytes that weights may take beside those already resident.
+        full: Everything must be resident.
+    """
+    missing = {id(e): e.model_memory_required(device) for e in group}
+    state = get_runtime().vram_state
+    if full or (sum(missing.values()) <= room and state != VRAMState.NO_VRAM):
+        return [(entry, 0) for entry in group]
+    if state == VRAMState.NO_VRAM:
+        room = 0
+    out = []
+    room -= max(entry.reserve_for_streaming() for entry in group)
+    for entry in sorted(group, key=lambda e: e.model_memory()):
+        wanted = missing[id(entry)]
+        if wanted <= room:
+            out.append((entry, 0))
+            room -= wanted
+        else:
+            share = int(max(room, 1 - entry.model_loaded_memory()))
+            out.append((entry, share or 1))
+            room = 0
+    return out
+
+
+def out_of_memory_text(device: torch.device, group: Sequence[LoadedModel] = ()) -> str:
+    """An explanation of a full device: what was wanted, what is free, who holds what."""
+    lines = [
+        f"not enough memory on {device} ({accelerators.device_name(device)}): "
+        f"{memory.get_free_memory(device) / 2**20:.0f} MiB free"
+    ]
+    for entry in group:
+        lines.append(f"wanted: {_one_line(describe(entry))}")
+    for entry in current_loaded_models:
+        if entry not in group and entry.device == device and not entry.is_dead():
+            lines.append(f"held by: {_one_line(describe(entry))}")
+    lines.append("To mend it: use a smaller model or picture, close other programs, or start with")
+    return "; ".join(lines) + " --lowvram or --novram."
+
+
+def _one_line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['model']} ({row['dtype']}, {row['size_bytes'] / 2**20:.0f} MiB, "
+        f"{row['loaded_bytes'] / 2**20:.0f} MiB loaded)"
+    )

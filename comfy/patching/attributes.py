@@ -1,0 +1,102 @@
+"""Reading and replacing what stands under a dotted name, with an exact way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+
+def get_attr(obj: Any, attr: str) -> Any:
+    """The object under a dotted name.
+
+    Raises:
+        AttributeError: Part of the path does not exist.
+    """
+    for name in attr.split("."):
+        obj = getattr(obj, name)
+    return obj
+
+
+def owner_of(obj: Any, attr: str) -> tuple[Any, str]:
+    """(object that holds the last part of a dotted name, last part)."""
+    path, _, name = attr.rpartition(".")
+    return (get_attr(obj, path) if path else obj), name
+
+
+def set_attr(obj: Any, attr: str, value: Any) -> Any:
+    """Put `value` under a dotted name; returns what stood there."""
+    owner, name = owner_of(obj, attr)
+    previous = getattr(owner, name)
+    if isinstance(owner, nn.Module) and name in owner._parameters and not _is_parameter(value):
+        del owner._parameters[name]  # torch refuses a plain tensor in a parameter's place
+    setattr(owner, name, value)
+    return previous
+
+
+def _is_parameter(value: Any) -> bool:
+    return value is None or isinstance(value, nn.Parameter)
+
+
+def set_attr_param(obj: Any, attr: str, value: torch.Tensor) -> Any:
+    """Put a tensor under a dotted name as a parameter without gradient."""
+    if isinstance(value, nn.Parameter):
+        return set_attr(obj, attr, value)
+    return set_attr(obj, attr, nn.Parameter(value, requires_grad=False))
+
+
+def copy_to_param(obj: Any, attr: str, value: torch.Tensor) -> None:
+    """Write a tensor's contents into the parameter under a dotted name."""
+    get_attr(obj, attr).data.copy_(value)
+
+
+class Swap(NamedTuple):
+    """How to undo one replacement.
+
+    Attributes:
+        previous: What reading the name gave before.
+        inherited: The object itself held nothing under the name (a class attribute or method).
+    """
+
+    previous: Any
+    inherited: bool
+
+
+def swap_attr(obj: Any, attr: str, value: Any) -> Swap:
+    """Replace what stands under a dotted name; `undo_swap` is the exact inverse."""
+    owner, name = owner_of(obj, attr)
+    held = name in getattr(owner, "__dict__", {}) or name == "__class__"
+    if isinstance(owner, nn.Module):
+        held = held or any(
+            name in table for table in (owner._parameters, owner._buffers, owner._modules)
+        )
+    return Swap(set_attr(obj, attr, value), not held)
+
+
+def undo_swap(obj: Any, attr: str, swap: Swap) -> None:
+    """Put back what `swap_attr` replaced."""
+    owner, name = owner_of(obj, attr)
+    if swap.inherited:
+        delattr(owner, name)
+    else:
+        set_attr(obj, attr, swap.previous)
+
+
+def get_key_weight(
+    model: Any, key: str
+) -> tuple[torch.Tensor, Callable[..., Any] | None, Callable[..., Any] | None]:
+    """A weight and, for layers that store it encoded, how to set and how to decode it.
+
+    Returns:
+        (weight, set_function, convert_function); the functions are `set_<name>` and
+        `convert_<name>` of the layer, None where it has none.
+    """
+    owner, name = owner_of(model, key)
+    set_function = getattr(owner, f"set_{name}", None)
+    convert_function = getattr(owner, f"convert_{name}", None)
+    weight = getattr(owner, name)
+    if convert_function is not None:
+        return weight, set_function, convert_function
+    return weight, set_function, None

@@ -1,0 +1,60 @@
+"""Patches of a weight that stays off the device, applied every time it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from comfy.weights import arithmetic
+from comfy.weights.rounding import stochastic_rounding, string_to_seed
+
+INTERMEDIATE_DTYPE = torch.float32
+"""Type of weight arithmetic on every path, so that all of them give the same bits."""
+
+
+class LowVramPatch:
+    """Patches one weight at use, rounding as a resident weight is rounded.
+
+    Args:
+        key: State-dict key of the weight.
+        patches: Patches by key; those of `key` are applied as they are at call time.
+        convert_func: Decodes the stored weight, for layers that store it encoded.
+        set_func: Encodes the patched weight again.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        patches: Mapping[str, Sequence[Any]],
+        convert_func: Callable[..., Any] | None = None,
+        set_func: Callable[..., Any] | None = None,
+    ) -> None:
+        self.key = key
+        self.patches = patches
+        self.convert_func = convert_func
+        self.set_func = set_func
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        """The patched weight in the type it is stored in; `weight` is not modified."""
+        working = weight
+        if self.convert_func is not None:
+            working = self.convert_func(working, inplace=False)
+        working = working.to(dtype=INTERMEDIATE_DTYPE, copy=True)
+        patched = arithmetic.calculate_weight(self.patches[self.key], working, self.key)
+        seed = string_to_seed(self.key)
+        if self.set_func is not None:
+            return self.set_func(patched, seed=seed, return_weight=True)  # type: ignore[no-any-return]
+        return stochastic_rounding(patched, weight.dtype, seed=seed)
+
+
+def low_vram_patch_estimate_vram(model: Any, key: str) -> int:
+    """Bytes the working copies of a streamed, patched weight take on the device at use."""
+    from comfy.patching.attributes import get_key_weight
+
+    weight, _, _ = get_key_weight(model, key)
+    if weight is None:
+        return 0
+    width = max(INTERMEDIATE_DTYPE.itemsize, weight.element_size())
+    return int(weight.numel()) * width * 2

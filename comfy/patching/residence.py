@@ -1,0 +1,267 @@
+"""The physical state of one base module: which weights were replaced, and the way back.
+
+All views (patchers) of a module share one `Residence`. Every weight that is moved or patched is a
+new parameter registered in the place of the original; the original object is kept and never
+written to, so undoing anything is re-registering it: no copy, no arithmetic, nothing that can fail.
+A file-backed original costs no memory while its device copy is in use, because its pages can go.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from comfy.devices.memory import tensor_bytes
+from comfy.patching.attributes import (
+    Swap,
+    copy_to_param,
+    get_attr,
+    set_attr_param,
+    swap_attr,
+    undo_swap,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Backup(NamedTuple):
+    """A weight as it was before it was patched.
+
+    Attributes:
+        weight: The original.
+        inplace_update: The patched values were written into the parameter itself.
+    """
+
+    weight: torch.Tensor
+    inplace_update: bool
+
+
+@dataclass
+class Residence:
+    """What was done to a base module.
+
+    Attributes:
+        backup: Originals of patched weights, by key; public, subclasses of the patcher write to it.
+        home: Original parameters and buffers of every weight replaced by a copy or a patched one.
+        applied: Patches materialised in a replaced weight, by key.
+        held: Bytes each weight of a resident module takes on `device`, by key.
+        resident: Bytes each module holds on `device`, by module name, in order of loading.
+        streaming: Instance attributes to put back on each streamed module, by module name.
+        copies: Device copies by the identity of their original, for weights that are tied.
+        injected: (patcher, injection) that is in effect, in order.
+        objects: Undo records of object patches, by dotted name, in order of application.
+        device: Where resident weights are; None when nothing was ever loaded.
+        uuid: `patches_uuid` of the view whose patches the weights show; None for plain weights.
+        views: Living patchers of the module.
+    """
+
+    model: weakref.ref[nn.Module]
+    backup: dict[str, Any] = field(default_factory=dict)
+    home: dict[str, torch.Tensor] = field(default_factory=dict)
+    applied: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
+    resident: dict[str, int] = field(default_factory=dict)
+    streaming: dict[str, dict[str, Any]] = field(default_factory=dict)
+    objects: dict[str, Swap] = field(default_factory=dict)
+    copies: dict[int, torch.Tensor] = field(default_factory=dict)
+    injected: list[tuple[Any, Any]] = field(default_factory=list)
+    device: torch.device | None = None
+    uuid: Any = None
+    views: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of weights on the load device."""
+        return sum(self.resident.values())
+
+    def module(self) -> nn.Module:
+        """The base module; it lives as long as any patcher of it."""
+        model = self.model()
+        if model is None:
+            raise ReferenceError("the base module was freed while its state was in use")
+        return model
+
+    # -- weights ---------------------------------------------------------------------------
+
+    def original(self, module: nn.Module, prefix: str, name: str) -> torch.Tensor | None:
+        """The unreplaced parameter or buffer of a module."""
+        key = prefix + name
+        if key in self.home:
+            return self.home[key]
+        current = module._parameters.get(name)
+        return module._buffers.get(name) if current is None else current
+
+    def replace(self, module: nn.Module, prefix: str, name: str, tensor: torch.Tensor) -> None:
+        """Register `tensor` in the place of a weight, keeping the original for the way back."""
+        key = prefix + name
+        table = module._parameters if name in module._parameters else module._buffers
+        current = table[name]
+        assert current is not None, f"{key} holds no tensor"
+        home = self.home.setdefault(key, current)
+        if self.copies.get(id(home)) is not tensor:
+            self.copies.pop(id(home), None)
+        if table is module._parameters and not isinstance(tensor, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=False)
+        table[name] = tensor
+
+    def move(self, module: nn.Module, prefix: str, name: str, device: torch.device) -> int:
+        """Put a plain copy of a weight's original on a device.
+
+        Returns:
+            Bytes newly taken there: 0 when the original lives there or a twin was copied before.
+        """
+        home = self.original(module, prefix, name)
+        if home is None:
+            return 0
+        if home.device == device:
+            self.put_back(module, prefix, name)
+            return tensor_bytes(home)
+        copy = self.copies.get(id(home))
+        taken = 0
+        if copy is None or copy.device != device:
+            copy = home.detach().to(device)
+            if isinstance(home, nn.Parameter):
+                copy = nn.Parameter(copy, requires_grad=False)
+            taken = tensor_bytes(home)
+        self.replace(module, prefix, name, copy)
+        self.copies[id(home)] = copy
+        self.applied.pop(prefix + name, None)
+        self.backup.pop(prefix + name, None)
+        return taken
+
+    def put_back(self, module: nn.Module, prefix: str, name: str) -> None:
+        """Re-register a weight's original; nothing happens when it was never replaced."""
+        key = prefix + name
+        home = self.home.pop(key, None)
+        self.applied.pop(key, None)
+        self.held.pop(key, None)
+        backup = self.backup.pop(key, None)
+        if home is not None:
+            self.copies.pop(id(home), None)
+            table = module._parameters if name in module._parameters else module._buffers
+            table[name] = home
+        elif backup is not None:
+            self._undo_foreign(key, backup)
+
+    def _undo_foreign(self, key: str, backup: Any) -> None:
+        """Undo a change recorded only in `backup`: in place, or by a patcher's subclass."""
+        model = self.module()
+        if backup.inplace_update:
+            copy_to_param(model, key, backup.weight)
+        else:
+            set_attr_param(model, key, backup.weight)
+
+    # -- streaming -------------------------------------------------------------------------
+
+    def stream(self, name: str, module: nn.Module, attributes: dict[str, Any]) -> None:
+        """Set instance attributes on a layer that stays off the device."""
+        saved = self.streaming.setdefault(name, {})
+        for attribute, value in attributes.items():
+            if attribute not in saved:
+                saved[attribute] = module.__dict__.get(attribute, _ABSENT)
+            module.__dict__[attribute] = value
+
+    def stop_streaming(self, name: str, module: nn.Module) -> None:
+        """Put a layer's own attributes back."""
+        for attribute, value in self.streaming.pop(name, {}).items():
+            if value is _ABSENT:
+                module.__dict__.pop(attribute, None)
+            else:
+                module.__dict__[attribute] = value
+
+    # -- objects ---------------------------------------------------------------------------
+
+    def shows_objects(self, objects: dict[str, Any]) -> bool:
+        """Whether the module holds exactly these object patches now."""
+        return self.objects.keys() == objects.keys() and all(
+            get_attr(self.module(), name) is value for name, value in objects.items()
+        )
+
+    def swap_object(self, name: str, value: Any) -> None:
+        """Replace an object of the model."""
+        self._before_object_change(name)
+        self.objects[name] = swap_attr(self.module(), name, value)
+
+    def put_objects_back(self) -> None:
+        """Undo all object patches, last applied first."""
+        while self.objects:
+            name = next(reversed(self.objects))
+            self._before_object_change(name)
+            undo_swap(self.module(), name, self.objects.pop(name))
+
+    def _before_object_change(self, name: str) -> None:
+        """A module about to be replaced must not take device copies along."""
+        if isinstance(get_attr(self.module(), name), (nn.Module, torch.Tensor)):
+            self.forget_below(name)
+
+    def forget_below(self, name: str) -> None:
+        """Put everything under a dotted name back, before what stands there changes."""
+        owner = name.rpartition(".")[0]
+        for module_name, module in list(self.modules()):
+            inside = module_name == name or module_name.startswith(f"{name}.")
+            if inside or (module_name == owner and name in self.home):
+                self.release(module_name, module)
+
+    # -- whole modules ---------------------------------------------------------------------
+
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """(name, module) for every module that holds weights of its own."""
+        for name, module in self.module().named_modules():
+            if any(True for _ in own_tensors(module)):
+                yield name, module
+
+    def release(self, name: str, module: nn.Module) -> int:
+        """Put a module's weights and attributes back; returns the bytes it held on the device."""
+        prefix = f"{name}." if name else ""
+        for tensor_name in own_tensors(module):
+            self.put_back(module, prefix, tensor_name)
+        self.stop_streaming(name, module)
+        return self.resident.pop(name, 0)
+
+    def restore(self) -> None:
+        """Put every weight and attribute back; the module is then exactly as it was."""
+        for key in [*self.home, *self.backup]:
+            path, _, name = key.rpartition(".")
+            module = self._submodule(path)
+            if module is not None:
+                self.put_back(module, f"{path}." if path else "", name)
+        for path in list(self.streaming):
+            module = self._submodule(path)
+            if module is not None:
+                self.stop_streaming(path, module)
+        for table in (self.home, self.backup, self.copies, self.applied, self.held,
+                      self.resident, self.streaming):  # fmt: skip
+            table.clear()  # type: ignore[attr-defined]
+        self.uuid = None
+
+    def _submodule(self, path: str) -> nn.Module | None:
+        try:
+            return self.module().get_submodule(path)
+        except AttributeError:  # replaced behind our back by code that did not use object patches
+            logger.warning("module '%s' vanished while its weights were loaded", path)
+            return None
+
+
+_ABSENT = object()
+
+_residences: weakref.WeakKeyDictionary[nn.Module, Residence] = weakref.WeakKeyDictionary()
+
+
+def residence_of(model: nn.Module) -> Residence:
+    """The one physical state of a base module."""
+    found = _residences.get(model)
+    if found is None:
+        found = _residences[model] = Residence(weakref.ref(model))
+    return found
+
+
+def own_tensors(module: nn.Module) -> list[str]:
+    """Names of the parameters and buffers a module holds itself."""
+    names = [name for name, value in module._parameters.items() if value is not None]
+    return names + [name for name, value in module._buffers.items() if value is not None]

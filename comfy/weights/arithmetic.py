@@ -1,0 +1,135 @@
+"""W' = strength_model * W + strength * change, for every kind of change a patch can record.
+
+A patch is a tuple (strength, value, strength_model, offset, function); patches of a key run in the
+order they were added. The change is a difference, a replacement, an adapter, another model's
+weight, or a list that holds a weight of another model with its own patches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from comfy.devices import casting
+from comfy.weights.adapters import ADAPTERS, AdapterError, WeightAdapterBase
+from comfy.weights.adapters.base import unchanged
+from comfy.weights.adapters.lora import pad_to_shape
+
+logger = logging.getLogger(__name__)
+
+Offset = tuple[int, int, int]
+"""(axis, start, length) of the part of a weight that a patch changes."""
+
+Patch = tuple[float, Any, float, "Offset | None", "Callable[[torch.Tensor], torch.Tensor] | None"]
+
+
+def calculate_weight(
+    patches: Sequence[Patch],
+    weight: torch.Tensor,
+    key: str,
+    intermediate_dtype: torch.dtype = torch.float32,
+    original_weights: Mapping[str, Any] | None = None,
+) -> torch.Tensor:
+    """Apply the patches of one key.
+
+    Args:
+        patches: In order of application.
+        weight: Owned by the caller and changed in place where its shape allows; use the result.
+        key: State-dict key, for messages and for `original_weights`.
+        intermediate_dtype: Type of the arithmetic.
+        original_weights: key -> [(weight, convert)], needed by "model_as_lora" patches.
+    Returns:
+        The patched weight; larger than `weight` when a patch grows it.
+    """
+    for patch in patches:
+        strength_model, offset = patch[2], patch[3]
+        part = weight if offset is None else weight.narrow(*offset)
+        if strength_model != 1.0:
+            part *= strength_model
+        try:
+            changed = _apply(patch, part, key, intermediate_dtype, original_weights)
+        except AdapterError as error:  # the public contract: one bad key leaves the others alone
+            logger.error("weight left unchanged: %s", error)
+            continue
+        if offset is None:
+            weight = changed
+        elif changed is not part:
+            part.copy_(changed)
+    return weight
+
+
+def _apply(
+    patch: Patch,
+    weight: torch.Tensor,
+    key: str,
+    dtype: torch.dtype,
+    original_weights: Mapping[str, Any] | None,
+) -> torch.Tensor:
+    """One patch on one weight (or slice of it)."""
+    strength, value, strength_model, offset, function = patch
+    function = function or unchanged
+    if isinstance(value, list):
+        value = (_weight_of_other_model(value, weight, key, dtype),)
+    if isinstance(value, WeightAdapterBase):
+        return value.calculate_weight(
+            weight, key, strength, strength_model, offset, function, dtype
+        )
+    kind, content = ("diff", value) if len(value) == 1 else (value[0], value[1])
+    if kind == "diff":
+        return _add_difference(weight, content, key, strength, function)
+    if kind == "set":
+        return weight.copy_(content[0])
+    if kind == "model_as_lora":
+        return _add_model_difference(weight, content, key, strength, dtype, original_weights)
+    for adapter in ADAPTERS:
+        if adapter.name == kind:
+            return adapter(set(), content).calculate_weight(
+                weight, key, strength, strength_model, offset, function, dtype
+            )
+    known = ", ".join(["diff", "set", "model_as_lora", *(a.name for a in ADAPTERS)])
+    raise AdapterError(f"'{key}': unknown kind of patch {kind!r}; known: {known}")
+
+
+def _weight_of_other_model(
+    value: list[Any], weight: torch.Tensor, key: str, dtype: torch.dtype
+) -> torch.Tensor:
+    """Another model's weight with that model's own patches: [(weight, convert), patch...]."""
+    source, convert = value[0]
+    own = convert(casting.cast_to_device(source, weight.device, dtype, copy=True), inplace=True)
+    return calculate_weight(value[1:], own, key, intermediate_dtype=dtype)
+
+
+def _add_difference(
+    weight: torch.Tensor, content: Any, key: str, strength: float, function: Any
+) -> torch.Tensor:
+    difference = content[0]
+    if strength == 0.0:
+        return weight
+    padded = len(content) > 1 and bool(content[1].get("pad_weight", False))
+    if padded and difference.shape != weight.shape:
+        weight = pad_to_shape(weight, tuple(difference.shape))
+    if difference.shape != weight.shape:
+        raise AdapterError(
+            f"'{key}': difference of {tuple(difference.shape)} does not fit weight "
+            f"{tuple(weight.shape)}; the file was made for another model"
+        )
+    difference = casting.cast_to_device(difference, weight.device, weight.dtype)
+    return weight.add_(function(difference * strength))
+
+
+def _add_model_difference(
+    weight: torch.Tensor,
+    content: Any,
+    key: str,
+    strength: float,
+    dtype: torch.dtype,
+    original_weights: Mapping[str, Any] | None,
+) -> torch.Tensor:
+    if original_weights is None or key not in original_weights:
+        raise AdapterError(f"'{key}': the unpatched weight is needed and was not given")
+    target = casting.cast_to_device(content[0], weight.device, dtype)
+    original = casting.cast_to_device(original_weights[key][0][0], weight.device, dtype)
+    return weight.add_((target - original).to(weight.dtype), alpha=strength)
