@@ -1,0 +1,1 @@
+"""The KL autoencoder of Stable Diffusion and its successors."""

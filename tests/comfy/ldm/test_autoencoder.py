@@ -1,0 +1,31 @@
+"""The KL autoencoder against recorded tiny networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from comfy.ldm.autoencoder.kl import AutoencoderKL
+from comfy.ldm.autoencoder.layers import AutoencoderConfig
+from tests.support.golden_nets import assert_close_to_golden, read_golden_net
+
+
+@pytest.mark.parametrize("name", ["vae_kl", "vae_kl16_noquant"])
+@torch.inference_mode()
+def test_autoencoder_agrees_with_the_reference(name: str, golden_folder: Path) -> None:
+    net = read_golden_net(golden_folder / f"nets/{name}.safetensors")
+    options = net.constructor if "ddconfig" in net.constructor else {"ddconfig": net.constructor}
+    model = AutoencoderKL(**options).eval()
+    model.load_state_dict(net.weights)
+    picture = net.inputs["image_-1_1"]
+    assert_close_to_golden(model.decode(net.inputs["z"]), net.outputs["decode"])
+    assert_close_to_golden(model.moments(picture), net.outputs["moments"])
+    torch.manual_seed(123)
+    assert_close_to_golden(model.encode(picture), net.outputs["encode_seed123"])
+
+
+def test_norm_groups_that_do_not_divide_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match=r"16.*32"):
+        AutoencoderConfig(ch=16, ch_mult=(1, 2), num_res_blocks=1, z_channels=4)
