@@ -1,0 +1,220 @@
+"""Base models turn conditioning options into network inputs as recorded, and fill their network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from comfy.families import detection, sd15, sd20, sdxl
+from comfy.families.base import BaseModel
+from comfy.families.family import BrokenModelError, ModelFamily
+from comfy.families.model_type import ModelType
+
+TINY = {
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 32,
+    "num_res_blocks": [1, 1],
+    "channel_mult": [1, 2],
+    "transformer_depth": [1, 1],
+    "transformer_depth_output": [1, 1, 1, 1],
+    "transformer_depth_middle": 1,
+    "context_dim": 24,
+}
+
+
+def build(family: type[ModelFamily], **config: Any) -> BaseModel:
+    """A model of the family with a tiny network without weights."""
+    return family({**TINY, **config}).get_model({}, "", device="meta")
+
+
+CASES = {
+    "sd15": (sd15.SD15, {}),
+    "sd15_inpaint_mask": (sd15.SD15, {"in_channels": 9}),
+    "sd15_inpaint_soft_mask_rounding": (sd15.SD15, {"in_channels": 9}),
+    "sd15_inpaint_nomask": (sd15.SD15, {"in_channels": 9}),
+    "ip2p": (sd15.SD15_instructpix2pix, {"in_channels": 8}),
+    "sdxl_defaults": (sdxl.SDXL, {}),
+    "sdxl_sizes": (sdxl.SDXL, {}),
+    "refiner_pos": (sdxl.SDXLRefiner, {}),
+    "refiner_neg": (sdxl.SDXLRefiner, {}),
+    "refiner_ascore": (sdxl.SDXLRefiner, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_conditioning_options_become_the_recorded_inputs(
+    case: str,
+    golden_tensors: Callable[[str], dict[str, Tensor]],
+    golden_json: Callable[[str], Any],
+) -> None:
+    family, config = CASES[case]
+    tensors = golden_tensors("model_conds.safetensors")
+    facts = golden_json("model_conds_meta.json")[case]
+    given: dict[str, Any] = {
+        key.split("/in/")[1]: value
+        for key, value in tensors.items()
+        if key.startswith(f"{case}/in/")
+    }
+    given.update(facts["scalar_inputs"], prompt_type=facts["prompt_type"], device="cpu")
+    made = build(family, **config).extra_conds(**given)
+    assert {name: type(cond).__name__ for name, cond in made.items()} == {
+        name: out["cond_type"] for name, out in facts["out"].items()
+    }
+    for name, cond in made.items():
+        # Sinusoids of numbers near 1000 in float32: the rounding of the angle is about 3e-5.
+        torch.testing.assert_close(cond.cond, tensors[f"{case}/out/{name}"], rtol=0, atol=1e-4)
+
+
+def test_the_known_region_is_noised_as_recorded(
+    golden_tensors: Callable[[str], dict[str, Tensor]],
+) -> None:
+    tensors = golden_tensors("model_conds.safetensors")
+    root = "scale_latent_inpaint/SD1.5"
+    model = build(sd15.SD15)
+    for sigma in (0.3, 0.9):
+        got = model.scale_latent_inpaint(
+            sigma=torch.tensor([sigma]),
+            noise=tensors[f"{root}/noise"],
+            latent_image=tensors[f"{root}/latent"],
+        )
+        torch.testing.assert_close(got, tensors[f"{root}/sigma{sigma}"], rtol=1e-5, atol=1e-6)
+
+
+def test_sdxl_says_what_is_missing_when_the_conditioning_has_no_pooled_output() -> None:
+    with pytest.raises(ValueError, match="pooled output"):
+        build(sdxl.SDXL).extra_conds(noise=torch.zeros(1, 4, 8, 8), device="cpu")
+
+
+MARKERS = {
+    "none": {},
+    "v_pred": {"v_pred": 0.0},
+    "v_pred+ztsnr": {"v_pred": 0.0, "ztsnr": 0.0},
+    "edm_mean+edm_std (playground 2.5)": {"edm_mean": 0.0, "edm_std": 0.0},
+    "edm_vpred.sigma_max=120,sigma_min=0.002": {
+        "edm_vpred.sigma_max": 120.0,
+        "edm_vpred.sigma_min": 0.002,
+    },
+}
+
+
+@pytest.mark.parametrize("case", MARKERS)
+def test_marker_keys_choose_the_prediction_type_of_sdxl(
+    case: str, golden_json: Callable[[str], Any]
+) -> None:
+    expected = golden_json("model_families.json")["sdxl_model_type_by_marker_keys"][case]
+    family = sdxl.SDXL(dict(TINY))
+    markers = {key: torch.tensor(value) for key, value in MARKERS[case].items()}
+    assert family.model_type(markers).name == expected["model_type"]
+    assert family.sampling_settings == expected["sampling_settings"]
+    assert type(family.latent_format).__name__ == expected["latent_format"]
+
+
+def test_the_spread_of_one_norm_tells_velocity_prediction_in_sd2(
+    golden_json: Callable[[str], Any],
+) -> None:
+    for case, expected in golden_json("model_families.json")["sd2_model_type"].items():
+        channels = int(case.split("in_channels=")[1].split(",")[0])
+        spread = float(case.rsplit("=", 1)[1])
+        norm = torch.randn(1024, generator=torch.Generator().manual_seed(1))
+        norm = (norm - norm.mean()) / norm.std(unbiased=False) * spread
+        family = sd20.SD20({**TINY, "in_channels": channels})
+        assert family.model_type({f"p.{sd20.VELOCITY_NORM}": norm}, "p.").name == expected, case
+
+
+def tiny_weights(seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = build(sd15.SD15).diffusion_model.state_dict()
+    return {
+        f"model.diffusion_model.{key}": torch.randn(value.shape, generator=generator) * 0.1
+        for key, value in shapes.items()
+    }
+
+
+def test_weights_are_taken_over_and_removed_from_the_file() -> None:
+    state_dict = {**tiny_weights(), "other": torch.zeros(1)}
+    first = state_dict["model.diffusion_model.input_blocks.0.0.weight"]
+    model = build(sd15.SD15).load_model_weights(state_dict, "model.diffusion_model.")
+    assert list(state_dict) == ["other"]
+    loaded = model.diffusion_model.get_parameter("input_blocks.0.0.weight")
+    assert loaded.data_ptr() == first.data_ptr()
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+def test_missing_weights_are_an_error_that_counts_and_names_them() -> None:
+    state_dict = tiny_weights()
+    del state_dict["model.diffusion_model.out.2.weight"]
+    del state_dict["model.diffusion_model.out.2.bias"]
+    with pytest.raises(BrokenModelError, match=r"2 keys .*out\.2\.weight"):
+        build(sd15.SD15).load_model_weights(state_dict, "model.diffusion_model.")
+
+
+def test_weights_that_do_not_fit_at_all_are_an_error() -> None:
+    with pytest.raises(BrokenModelError, match="none of the 1 tensors"):
+        build(sd15.SD15).load_model_weights({"x.y": torch.zeros(1)}, "x.")
+
+
+def test_a_wrong_shape_is_an_error_that_names_key_and_both_sizes() -> None:
+    state_dict = tiny_weights()
+    state_dict["model.diffusion_model.out.2.weight"] = torch.zeros(4, 33, 3, 3)
+    with pytest.raises(BrokenModelError, match=r"out\.2\.weight.*33"):
+        build(sd15.SD15).load_model_weights(state_dict, "model.diffusion_model.")
+
+
+def test_the_clean_estimate_is_that_of_the_prediction_type() -> None:
+    model = build(sd15.SD15).load_model_weights(tiny_weights(), "model.diffusion_model.")
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 4, 8, 8, generator=generator) * 5
+    context = torch.randn(2, 7, 24, generator=generator)
+    sigma = torch.tensor([5.0, 1.0])
+    with torch.no_grad():
+        denoised = model.apply_model(x, sigma, c_crossattn=context)
+        scaled = x / (sigma**2 + 1).sqrt().reshape(2, 1, 1, 1)
+        timestep = model.model_sampling.timestep(sigma).float()
+        noise = model.diffusion_model(scaled, timestep, context=context)
+    torch.testing.assert_close(denoised, x - noise * sigma.reshape(2, 1, 1, 1))
+
+
+def test_wrappers_run_around_the_model() -> None:
+    model = build(sd15.SD15).load_model_weights(tiny_weights(), "model.diffusion_model.")
+
+    def halve(executor: Any, *args: Any, **kwargs: Any) -> Tensor:
+        return executor(*args, **kwargs) * 0.5
+
+    x, sigma = torch.ones(1, 4, 8, 8), torch.tensor([2.0])
+    context = torch.ones(1, 3, 24)
+    options = {"wrappers": {"apply_model": {"test": [halve]}}}
+    with torch.no_grad():
+        plain = model.apply_model(x, sigma, c_crossattn=context)
+        wrapped = model.apply_model(x, sigma, c_crossattn=context, transformer_options=options)
+    torch.testing.assert_close(wrapped, plain * 0.5)
+
+
+def test_memory_grows_with_the_picture_and_the_family_factor() -> None:
+    small = build(sd15.SD15)
+    assert small.memory_required([2, 4, 64, 64]) == 2 * small.memory_required([1, 4, 64, 64])
+    assert small.memory_required([1, 4, 128, 64]) == 2 * small.memory_required([1, 4, 64, 64])
+    lean = build(sdxl.SDXL)
+    ratio = lean.memory_required([1, 4, 64, 64]) / small.memory_required([1, 4, 64, 64])
+    assert ratio == pytest.approx(0.8)
+
+
+def test_saving_gives_back_the_keys_of_the_file() -> None:
+    model = build(sd15.SD15).load_model_weights(tiny_weights(), "model.diffusion_model.")
+    clip = {"clip_l.transformer.text_model.final_layer_norm.weight": torch.zeros(1)}
+    saved = model.state_dict_for_saving(clip, {"decoder.conv_in.bias": torch.zeros(1)})
+    text = "cond_stage_model.transformer.text_model.final_layer_norm.weight"
+    assert text in saved
+    assert "first_stage_model.decoder.conv_in.bias" in saved
+    assert set(tiny_weights()) <= set(saved)
+    assert isinstance(detection.model_config_from_unet(saved, "model.diffusion_model."), sd15.SD15)
+
+
+def test_a_v_prediction_model_is_marked_when_saved() -> None:
+    model = build(sdxl.SDXL)
+    model.model_type = ModelType.V_PREDICTION
+    assert "v_pred" in model.state_dict_for_saving()

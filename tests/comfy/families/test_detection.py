@@ -1,0 +1,126 @@
+"""Each recorded network is claimed by the right family, whatever its size, and by no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from comfy.families import MODEL_FAMILIES, detection
+from comfy.families.family import BrokenModelError
+from comfy.families.header import read_hints
+from tests.comfy.families import key_shapes
+
+PREFIX = "model.diffusion_model."
+SUPPORTED = {family.__name__ for family in MODEL_FAMILIES}
+
+
+def all_variants(golden_json: Callable[[str], Any]) -> dict[str, Any]:
+    return golden_json("model_families.json")["variants"]
+
+
+def class_table(golden_json: Callable[[str], Any]) -> dict[str, Any]:
+    table = golden_json("model_families.json")["class_table_in_match_order"]
+    return {row["class"]: row for row in table}
+
+
+def test_every_recorded_network_is_claimed_by_its_family_or_by_none(
+    golden_folder: Path, golden_json: Callable[[str], Any]
+) -> None:
+    claimed = {}
+    expected = {}
+    rows = class_table(golden_json)
+    for name, variant in all_variants(golden_json).items():
+        if name not in key_shapes.recorded(golden_folder)["nets"]:
+            continue
+        wanted = variant["expected_class"]
+        expected[name] = wanted if wanted in SUPPORTED else None
+        state_dict = key_shapes.network(golden_folder, name, PREFIX)
+        for key in rows[wanted]["required_state_dict_keys"]:
+            state_dict[key] = torch.empty(1, device="meta")
+        family = detection.model_config_from_unet(state_dict, PREFIX)
+        claimed[name] = type(family).__name__ if family is not None else None
+    assert claimed == expected
+
+
+def test_families_have_the_recorded_facts(golden_json: Callable[[str], Any]) -> None:
+    rows = class_table(golden_json)
+    for family in MODEL_FAMILIES:
+        row = rows[family.__name__]
+        assert family.latent_format.__name__ == row["latent_format"]
+        assert family.vae_key_prefix == row["vae_key_prefix"]
+        assert family.text_encoder_key_prefix == row["text_encoder_key_prefix"]
+        assert family.memory_usage_factor == row["memory_usage_factor_class_attr"]
+        names = [str(dtype).split(".")[1] for dtype in family.supported_inference_dtypes]
+        assert names == row["supported_inference_dtypes"]
+        heads = row["unet_extra_config_overrides"]
+        assert family.unet_extra_config["num_heads"] == heads["num_heads"]
+        assert family.unet_extra_config["num_head_channels"] == heads["num_head_channels"]
+
+
+def test_the_prefix_is_the_candidate_with_the_most_keys(golden_json: Callable[[str], Any]) -> None:
+    for case, expected in golden_json("model_families.json")["unet_prefix_detection"].items():
+        count, prefix = int(case.split()[0]), json.loads(case.split("prefix ")[1])
+        state_dict = {f"{prefix}{number}.weight": None for number in range(count)}
+        assert detection.unet_prefix_from_state_dict(state_dict) == expected
+
+
+def test_text_encoder_keys_are_renamed_as_recorded(golden_json: Callable[[str], Any]) -> None:
+    recorded = golden_json("model_families.json")["single_file_text_encoder_key_renames"]
+    for family in MODEL_FAMILIES:
+        for case in recorded.get(family.__name__, []):
+            row = family({})
+            renamed = row.process_clip_state_dict({case["in"]: torch.zeros(case["shape"])})
+            shapes = {key: list(value.shape) for key, value in renamed.items()}
+            assert shapes == dict(case["out"]), case["in"]
+
+
+def small_unet() -> dict[str, torch.Tensor]:
+    from comfy.ldm.unet.model import UNetModel
+
+    network = UNetModel(
+        in_channels=4,
+        out_channels=4,
+        model_channels=16,
+        num_res_blocks=[1, 1],
+        channel_mult=[1, 2],
+        transformer_depth=[0, 1],
+        transformer_depth_output=[0, 0, 1, 1],
+        transformer_depth_middle=1,
+        context_dim=24,
+        num_heads=2,
+        norm_num_groups=4,
+        device="meta",
+    )
+    return {PREFIX + key: value for key, value in network.state_dict().items()}
+
+
+def test_a_small_network_of_the_layout_belongs_to_the_family() -> None:
+    header = {"unet_config": '{"num_heads": 2, "norm_num_groups": 4}'}
+    family = detection.model_config_from_unet(small_unet(), PREFIX, metadata=header)
+    assert type(family).__name__ == "SD15"
+    assert family.unet_config["context_dim"] == 24
+    assert family.unet_config["num_heads"] == 2
+    assert family.unet_config["norm_num_groups"] == 4
+
+
+def test_without_a_header_the_family_supplies_the_usual_head_count() -> None:
+    family = detection.model_config_from_unet(small_unet(), PREFIX)
+    assert family is not None
+    assert family.unet_config["num_heads"] == 8
+    assert "norm_num_groups" not in family.unet_config
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "true", '"8"', "1.5"])
+def test_an_impossible_hint_is_refused_with_its_name(value: str) -> None:
+    with pytest.raises(BrokenModelError, match=r"unet_config\.num_heads"):
+        read_hints({"unet_config": f'{{"num_heads": {value}}}'}, "unet_config")
+
+
+@pytest.mark.parametrize("text", ["not json", "[]", '{"something": "else"}'])
+def test_header_entries_of_other_programs_are_ignored(text: str) -> None:
+    assert read_hints({"unet_config": text}, "unet_config") == {}
