@@ -1,0 +1,1 @@
+"""Optional built-in nodes, one feature per module. The table of modules is in `modules.py`."""

@@ -1,0 +1,382 @@
+"""Nodes that make, combine and restrict conditioning: what the picture should show, where, and
+when.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import node_helpers
+from comfy_nodes.limits import MAX_RESOLUTION
+
+Conditioning = list[list[Any]]
+STRENGTH = ("FLOAT", {"default": 1.0, "min": 0.0, "max": 10.0, "step": 0.01})
+
+
+class CLIPTextEncode:
+    """Text to conditioning."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        text = {
+            "multiline": True,
+            "dynamicPrompts": True,
+            "tooltip": "What the picture should show. (word:1.2) gives a word more weight.",
+        }
+        return {
+            "required": {
+                "text": ("STRING", text),
+                "clip": ("CLIP", {"tooltip": "Text encoder that reads the text."}),
+            }
+        }
+
+    RETURN_TYPES = ("CONDITIONING",)
+    OUTPUT_TOOLTIPS = ("The text as the diffusion model understands it.",)
+    FUNCTION = "encode"
+    CATEGORY = "conditioning"
+    DESCRIPTION = "Encodes a text with a CLIP model, to guide the diffusion model."
+
+    def encode(self, clip: Any, text: str) -> tuple[Conditioning]:
+        """Encodes one text.
+
+        Raises:
+            RuntimeError: The CLIP input is empty, as with a checkpoint that holds no text encoder.
+        """
+        if clip is None:
+            raise RuntimeError(
+                "the CLIP input is empty: the checkpoint it comes from holds no text encoder; "
+                "load one with a Load CLIP node"
+            )
+        tokens = clip.tokenize(text)
+        return (clip.encode_from_tokens_scheduled(tokens),)
+
+
+class CLIPSetLastLayer:
+    """Stops the text encoder early."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        layer = {"default": -1, "min": -24, "max": -1, "step": 1}
+        return {"required": {"clip": ("CLIP",), "stop_at_clip_layer": ("INT", layer)}}
+
+    RETURN_TYPES = ("CLIP",)
+    FUNCTION = "set_last_layer"
+    CATEGORY = "conditioning"
+    DESCRIPTION = (
+        "Uses an earlier layer of the text encoder: -1 is the last one, -2 the one before."
+    )
+
+    def set_last_layer(self, clip: Any, stop_at_clip_layer: int) -> tuple[Any]:
+        """A view of the encoder that stops at the layer, counted from the end."""
+        stopped = clip.clone()
+        stopped.clip_layer(stop_at_clip_layer)
+        return (stopped,)
+
+
+class ConditioningCombine:
+    """Both conditionings side by side: their predictions are averaged."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "conditioning_1": ("CONDITIONING",),
+                "conditioning_2": ("CONDITIONING",),
+            }
+        }
+
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "combine"
+    CATEGORY = "conditioning"
+
+    def combine(
+        self, conditioning_1: Conditioning, conditioning_2: Conditioning
+    ) -> tuple[Conditioning]:
+        """The entries of both."""
+        return (conditioning_1 + conditioning_2,)
+
+
+class ConditioningAverage:
+    """Mixes two texts into one."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        strength = {"default": 1.0, "min": 0.0, "max": 1.0, "step": 0.01}
+        return {
+            "required": {
+                "conditioning_to": ("CONDITIONING",),
+                "conditioning_from": ("CONDITIONING",),
+                "conditioning_to_strength": ("FLOAT", strength),
+            }
+        }
+
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "addWeighted"
+    CATEGORY = "conditioning"
+
+    def addWeighted(
+        self,
+        conditioning_to: Conditioning,
+        conditioning_from: Conditioning,
+        conditioning_to_strength: float,
+    ) -> tuple[Conditioning]:
+        """to * strength + from * (1 - strength); a shorter `from` counts as zeros where it ends."""
+        other, other_options = only_entry(conditioning_from, "conditioning_from")
+        other_pooled = other_options.get("pooled_output")
+        mixed = []
+        for tensor, options in conditioning_to:
+            changed = dict(options)
+            pooled = options.get("pooled_output", other_pooled)
+            if pooled is not None and other_pooled is not None:
+                changed["pooled_output"] = _mix(pooled, other_pooled, conditioning_to_strength)
+            elif pooled is not None:
+                changed["pooled_output"] = pooled
+            fitted = _with_length(other, tensor.shape[1])
+            mixed.append([_mix(tensor, fitted, conditioning_to_strength), changed])
+        return (mixed,)
+
+
+class ConditioningConcat:
+    """Appends the tokens of one text to another."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "conditioning_to": ("CONDITIONING",),
+                "conditioning_from": ("CONDITIONING",),
+            }
+        }
+
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "concat"
+    CATEGORY = "conditioning"
+
+    def concat(
+        self, conditioning_to: Conditioning, conditioning_from: Conditioning
+    ) -> tuple[Conditioning]:
+        """Each entry of `to` followed by the tokens of the first entry of `from`."""
+        other, _ = only_entry(conditioning_from, "conditioning_from")
+        return ([[torch.cat((tensor, other), 1), dict(o)] for tensor, o in conditioning_to],)
+
+
+class ConditioningSetArea:
+    """Restricts a conditioning to a rectangle in pixels."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        side = {"default": 64, "min": 64, "max": MAX_RESOLUTION, "step": 8}
+        corner = {"default": 0, "min": 0, "max": MAX_RESOLUTION, "step": 8}
+        return {
+            "required": {
+                "conditioning": ("CONDITIONING",),
+                "width": ("INT", side),
+                "height": ("INT", side),
+                "x": ("INT", corner),
+                "y": ("INT", corner),
+                "strength": STRENGTH,
+            }
+        }
+
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "append"
+    CATEGORY = "conditioning"
+
+    def append(
+        self, conditioning: Conditioning, width: int, height: int, x: int, y: int, strength: float
+    ) -> tuple[Conditioning]:
+        """Sets the area as (height, width, y, x) in latent cells of 8 pixels."""
+        area = (height // 8, width // 8, y // 8, x // 8)
+        return (_with_area(conditioning, area, strength),)
+
+
+class ConditioningSetAreaPercentage:
+    """Restricts a conditioning to a rectangle in fractions of the picture."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        side = {"default": 1.0, "min": 0, "max": 1.0, "step": 0.01}
+        corner = {"default": 0, "min": 0, "max": 1.0, "step": 0.01}
+        return {
+            "required": {
+                "conditioning": ("CONDITIONING",),
+                "width": ("FLOAT", side),
+                "height": ("FLOAT", side),
+                "x": ("FLOAT", corner),
+                "y": ("FLOAT", corner),
+                "strength": STRENGTH,
+            }
+        }
+
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "append"
+    CATEGORY = "conditioning"
+
+    def append(
+        self,
+        conditioning: Conditioning,
+        width: float,
+        height: float,
+        x: float,
+        y: float,
+        strength: float,
+    ) -> tuple[Conditioning]:
+        """Sets the area as fractions; the sampler turns them into cells."""
+        return (_with_area(conditioning, ("percentage", height, width, y, x), strength),)
+
+
+class ConditioningSetAreaStrength:
+    """Changes the weight of a conditioning's area."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"conditioning": ("CONDITIONING",), "strength": STRENGTH}}
+
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "append"
+    CATEGORY = "conditioning"
+
+    def append(self, conditioning: Conditioning, strength: float) -> tuple[Conditioning]:
+        """Sets the weight only."""
+        return (node_helpers.conditioning_set_values(conditioning, {"strength": strength}),)
+
+
+class ConditioningSetMask:
+    """Restricts a conditioning to a mask."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "conditioning": ("CONDITIONING",),
+                "mask": ("MASK",),
+                "strength": STRENGTH,
+                "set_cond_area": (["default", "mask bounds"],),
+            }
+        }
+
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "append"
+    CATEGORY = "conditioning"
+
+    def append(
+        self, conditioning: Conditioning, mask: Tensor, set_cond_area: str, strength: float
+    ) -> tuple[Conditioning]:
+        """Sets mask, its weight, and whether only the mask's bounding box is computed."""
+        values = {
+            "mask": mask if mask.ndim > 2 else mask.unsqueeze(0),
+            "set_area_to_bounds": set_cond_area != "default",
+            "mask_strength": strength,
+        }
+        return (node_helpers.conditioning_set_values(conditioning, values),)
+
+
+class ConditioningZeroOut:
+    """Replaces text by zeros."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"conditioning": ("CONDITIONING",)}}
+
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "zero_out"
+    CATEGORY = "advanced/conditioning"
+
+    def zero_out(self, conditioning: Conditioning) -> tuple[Conditioning]:
+        """The same entries with context, pooled output and second text context set to zero."""
+        zeroed = []
+        for tensor, options in conditioning:
+            changed = dict(options)
+            for name in ("pooled_output", "conditioning_lyrics"):
+                if changed.get(name) is not None:
+                    changed[name] = torch.zeros_like(changed[name])
+            zeroed.append([torch.zeros_like(tensor), changed])
+        return (zeroed,)
+
+
+class ConditioningSetTimestepRange:
+    """Restricts a conditioning to part of the sampling."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        def fraction(default: float) -> tuple[str, dict[str, float]]:
+            return ("FLOAT", {"default": default, "min": 0.0, "max": 1.0, "step": 0.001})
+
+        return {
+            "required": {
+                "conditioning": ("CONDITIONING",),
+                "start": fraction(0.0),
+                "end": fraction(1.0),
+            }
+        }
+
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "set_range"
+    CATEGORY = "advanced/conditioning"
+
+    def set_range(
+        self, conditioning: Conditioning, start: float, end: float
+    ) -> tuple[Conditioning]:
+        """Sets start and end as fractions of the noise schedule, 0 being pure noise."""
+        values = {"start_percent": start, "end_percent": end}
+        return (node_helpers.conditioning_set_values(conditioning, values),)
+
+
+def only_entry(conditioning: Conditioning, name: str) -> tuple[Tensor, dict[str, Any]]:
+    """First entry of a conditioning that a node can use only one of.
+
+    Raises:
+        ValueError: The conditioning is empty.
+    """
+    if not conditioning:
+        raise ValueError(f"{name} is empty; it must hold at least one entry")
+    tensor, options = conditioning[0]
+    return tensor, options
+
+
+def _with_area(conditioning: Conditioning, area: tuple[Any, ...], strength: float) -> Conditioning:
+    values = {"area": area, "strength": strength, "set_area_to_bounds": False}
+    return node_helpers.conditioning_set_values(conditioning, values)
+
+
+def _mix(a: Tensor, b: Tensor, weight_of_a: float) -> Tensor:
+    return a * weight_of_a + b * (1.0 - weight_of_a)
+
+
+def _with_length(tensor: Tensor, length: int) -> Tensor:
+    """Tokens [B, L, D] cut or padded with zeros to `length`."""
+    cut = tensor[:, :length]
+    if cut.shape[1] == length:
+        return cut
+    missing = cut.new_zeros(cut.shape[0], length - cut.shape[1], *cut.shape[2:])
+    return torch.cat([cut, missing], dim=1)
+
+
+NODE_CLASS_MAPPINGS: dict[str, type] = {
+    "CLIPTextEncode": CLIPTextEncode,
+    "CLIPSetLastLayer": CLIPSetLastLayer,
+    "ConditioningAverage": ConditioningAverage,
+    "ConditioningCombine": ConditioningCombine,
+    "ConditioningConcat": ConditioningConcat,
+    "ConditioningSetArea": ConditioningSetArea,
+    "ConditioningSetAreaPercentage": ConditioningSetAreaPercentage,
+    "ConditioningSetAreaStrength": ConditioningSetAreaStrength,
+    "ConditioningSetMask": ConditioningSetMask,
+    "ConditioningZeroOut": ConditioningZeroOut,
+    "ConditioningSetTimestepRange": ConditioningSetTimestepRange,
+}
+
+NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {
+    "CLIPTextEncode": "CLIP Text Encode (Prompt)",
+    "CLIPSetLastLayer": "CLIP Set Last Layer",
+    "ConditioningAverage": "ConditioningAverage",
+    "ConditioningCombine": "Conditioning (Combine)",
+    "ConditioningConcat": "Conditioning (Concat)",
+    "ConditioningSetArea": "Conditioning (Set Area)",
+    "ConditioningSetAreaPercentage": "Conditioning (Set Area with Percentage)",
+    "ConditioningSetAreaStrength": "ConditioningSetAreaStrength",
+    "ConditioningSetMask": "Conditioning (Set Mask)",
+}

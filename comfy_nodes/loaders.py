@@ -1,0 +1,237 @@
+"""Nodes that load model files. Each names a file of a model folder and hands on what was inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import folder_paths
+from comfy import loading
+from comfy.weights.state_dict import load_torch_file
+from comfy_nodes import vae_choices
+
+Loaded = tuple[Any, ...]
+
+
+class CheckpointLoaderSimple:
+    """Loads a whole checkpoint."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        names = folder_paths.get_filename_list("checkpoints")
+        tooltip = "Checkpoint file in models/checkpoints."
+        return {"required": {"ckpt_name": (names, {"tooltip": tooltip})}}
+
+    RETURN_TYPES = ("MODEL", "CLIP", "VAE")
+    OUTPUT_TOOLTIPS = (
+        "Model that denoises latents.",
+        "Text encoder.",
+        "Autoencoder between pictures and latents.",
+    )
+    FUNCTION = "load_checkpoint"
+    CATEGORY = "loaders"
+    DESCRIPTION = "Loads a checkpoint: diffusion model, text encoder and autoencoder in one file."
+
+    def load_checkpoint(self, ckpt_name: str) -> Loaded:
+        """MODEL, CLIP and VAE; a part that the file does not hold is None."""
+        path = folder_paths.get_full_path_or_raise("checkpoints", ckpt_name)
+        return loading.load_checkpoint_guess_config(
+            path,
+            output_vae=True,
+            output_clip=True,
+            embedding_directory=folder_paths.get_folder_paths("embeddings"),
+        )[:3]
+
+
+class VAELoader:
+    """Loads an autoencoder."""
+
+    video_taes = vae_choices.VIDEO_APPROXIMATIONS
+    image_taes = vae_choices.IMAGE_APPROXIMATIONS
+
+    @staticmethod
+    def vae_list(s: Any = None) -> list[str]:  # noqa: ARG004 - public signature
+        """Autoencoder files, approximate ones that are complete, and the pixel space."""
+        return vae_choices.names()
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"vae_name": (cls.vae_list(cls),)}}
+
+    RETURN_TYPES = ("VAE",)
+    FUNCTION = "load_vae"
+    CATEGORY = "loaders"
+
+    def load_vae(self, vae_name: str) -> Loaded:
+        """The autoencoder.
+
+        Raises:
+            RuntimeError: The file holds no autoencoder.
+        """
+        return (vae_choices.load(vae_name),)
+
+
+class LoraLoader:
+    """Adds a LoRA to model and text encoder."""
+
+    def __init__(self) -> None:
+        self.loaded_lora: tuple[str, dict[str, Any]] | None = None
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        def strength(of: str) -> tuple[str, dict[str, Any]]:
+            limits = {"default": 1.0, "min": -100.0, "max": 100.0, "step": 0.01}
+            return (
+                "FLOAT",
+                {**limits, "tooltip": f"How much it changes the {of}; may be negative."},
+            )
+
+        names = folder_paths.get_filename_list("loras")
+        return {
+            "required": {
+                "model": ("MODEL", {"tooltip": "Model that the LoRA changes."}),
+                "clip": ("CLIP", {"tooltip": "Text encoder that the LoRA changes."}),
+                "lora_name": (names, {"tooltip": "LoRA file in models/loras."}),
+                "strength_model": strength("model"),
+                "strength_clip": strength("text encoder"),
+            }
+        }
+
+    RETURN_TYPES = ("MODEL", "CLIP")
+    OUTPUT_TOOLTIPS = ("The changed model.", "The changed text encoder.")
+    FUNCTION = "load_lora"
+    CATEGORY = "loaders"
+    DESCRIPTION = "Changes a model's style or subject with a LoRA. Several can be chained."
+
+    def load_lora(
+        self, model: Any, clip: Any, lora_name: str, strength_model: float, strength_clip: float
+    ) -> Loaded:
+        """Views of model and text encoder with the LoRA added; strengths of 0 change nothing.
+
+        Raises:
+            NoMatchingWeightsError: Nothing in the file belongs to the model or the text encoder.
+        """
+        if strength_model == 0 and strength_clip == 0:
+            return (model, clip)
+        path = folder_paths.get_full_path_or_raise("loras", lora_name)
+        if self.loaded_lora is None or self.loaded_lora[0] != path:
+            self.loaded_lora = (path, load_torch_file(path, safe_load=True))
+        return loading.load_lora_for_models(
+            model, clip, self.loaded_lora[1], strength_model, strength_clip, path=path
+        )
+
+
+class LoraLoaderModelOnly(LoraLoader):
+    """Adds a LoRA to a model."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        strength = {"default": 1.0, "min": -100.0, "max": 100.0, "step": 0.01}
+        return {
+            "required": {
+                "model": ("MODEL",),
+                "lora_name": (folder_paths.get_filename_list("loras"),),
+                "strength_model": ("FLOAT", strength),
+            }
+        }
+
+    RETURN_TYPES = ("MODEL",)
+    OUTPUT_TOOLTIPS = ("The changed model.",)
+    FUNCTION = "load_lora_model_only"
+
+    def load_lora_model_only(self, model: Any, lora_name: str, strength_model: float) -> Loaded:
+        """A view of the model with the LoRA added."""
+        return (self.load_lora(model, None, lora_name, strength_model, 0)[0],)
+
+
+class UNETLoader:
+    """Loads a diffusion model without text encoder and autoencoder."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "unet_name": (folder_paths.get_filename_list("diffusion_models"),),
+                "weight_dtype": (["default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"],),
+            }
+        }
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "load_unet"
+    CATEGORY = "advanced/loaders"
+
+    def load_unet(self, unet_name: str, weight_dtype: str) -> Loaded:
+        """The model, its weights kept in `weight_dtype`."""
+        path = folder_paths.get_full_path_or_raise("diffusion_models", unet_name)
+        options = loading.weight_dtype_options(weight_dtype)
+        return (loading.load_diffusion_model(path, model_options=options),)
+
+
+class CLIPLoader:
+    """Loads a text encoder."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "clip_name": (folder_paths.get_filename_list("text_encoders"),),
+                "type": (list(CLIP_TYPES),),
+            },
+            "optional": {"device": (["default", "cpu"], {"advanced": True})},
+        }
+
+    RETURN_TYPES = ("CLIP",)
+    FUNCTION = "load_clip"
+    CATEGORY = "advanced/loaders"
+    DESCRIPTION = "Loads a text encoder from a file of its own."
+
+    def load_clip(
+        self, clip_name: str, type: str = "stable_diffusion", device: str = "default"
+    ) -> Loaded:
+        """The text encoder, as the model family named by `type` uses it."""
+        path = folder_paths.get_full_path_or_raise("text_encoders", clip_name)
+        clip = loading.load_clip(
+            ckpt_paths=[path],
+            embedding_directory=folder_paths.get_folder_paths("embeddings"),
+            clip_type=loading.clip_type(type),
+            model_options=loading.device_options(device),
+        )
+        return (clip,)
+
+
+CLIP_TYPES = (
+    "stable_diffusion",
+    "stable_cascade",
+    "sd3",
+    "stable_audio",
+    "mochi",
+    "ltxv",
+    "pixart",
+    "cosmos",
+    "lumina2",
+    "wan",
+    "hidream",
+    "chroma",
+    "ace",
+    "omnigen2",
+    "qwen_image",
+    "hunyuan_image",
+    "flux2",
+    "ovis",
+)
+
+NODE_CLASS_MAPPINGS: dict[str, type] = {
+    "CheckpointLoaderSimple": CheckpointLoaderSimple,
+    "VAELoader": VAELoader,
+    "LoraLoader": LoraLoader,
+    "LoraLoaderModelOnly": LoraLoaderModelOnly,
+    "UNETLoader": UNETLoader,
+    "CLIPLoader": CLIPLoader,
+}
+
+NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {
+    "CheckpointLoaderSimple": "Load Checkpoint",
+    "VAELoader": "Load VAE",
+    "LoraLoader": "Load LoRA",
+    "UNETLoader": "Load Diffusion Model",
+    "CLIPLoader": "Load CLIP",
+}

@@ -1,0 +1,195 @@
+"""Previews while sampling: a cheap picture of the current clean estimate, handed to the progress
+bar.
+
+Two ways exist. A linear map from latent channels to colours needs no files and costs next to
+nothing; a small decoder (TAESD) gives a sharper picture if its file is in models/vae_approx.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from comfy.taesd.taesd import TAESD
+from PIL import Image
+from torch import Tensor
+
+import folder_paths
+from comfy import progress
+from comfy.cli_args import LatentPreviewMethod, args
+
+logger = logging.getLogger(__name__)
+
+PREVIEW_FORMAT = "JPEG"
+
+PreviewImage = tuple[str, Image.Image, int | None]
+StepCallback = Callable[[int, Tensor, Tensor, int], None]
+
+_set_aside: LatentPreviewMethod | None = None
+"""The command line's method while a prompt's own one is in force."""
+
+
+def preview_to_image(latent_image: Tensor, do_scale: bool = True) -> Image.Image:
+    """Colours [H, W, 3] as a picture.
+
+    Args:
+        latent_image: Values in -1..1, or 0..1 with `do_scale` off.
+    """
+    unit = (latent_image + 1.0) / 2.0 if do_scale else latent_image
+    pixels = (unit.clamp(0, 1) * 255).to(device="cpu", dtype=torch.uint8)
+    return Image.fromarray(np.asarray(pixels))
+
+
+class LatentPreviewer:
+    """Makes pictures of latents. Sub-classes give `decode_latent_to_preview`."""
+
+    def decode_latent_to_preview(self, x0: Tensor) -> Image.Image:  # noqa: ARG002 - hook
+        """Picture of the first latent of a batch [B, C, H, W]."""
+        raise TypeError(f"{type(self).__name__} does not say how it decodes a latent")
+
+    def decode_latent_to_preview_image(self, preview_format: str, x0: Tensor) -> PreviewImage:
+        """The picture with its format and the largest side it is sent with."""
+        return (preview_format, self.decode_latent_to_preview(x0), args.preview_size)
+
+
+class TAESDPreviewerImpl(LatentPreviewer):
+    """Decodes with a small decoder.
+
+    Args:
+        taesd: The decoder, with `decode(latent) -> [B, 3, H, W]` in -1..1.
+    """
+
+    def __init__(self, taesd: Any) -> None:
+        self.taesd = taesd
+
+    def decode_latent_to_preview(self, x0: Tensor) -> Image.Image:
+        return preview_to_image(self.taesd.decode(x0[:1])[0].movedim(0, 2))
+
+
+class Latent2RGBPreviewer(LatentPreviewer):
+    """Maps latent channels to colours by one matrix.
+
+    Args:
+        latent_rgb_factors: One row (red, green, blue) per channel.
+        latent_rgb_factors_bias: Colour of a latent of zeros.
+        latent_rgb_factors_reshape: Change of the latent before the map.
+    """
+
+    def __init__(
+        self,
+        latent_rgb_factors: list[list[float]],
+        latent_rgb_factors_bias: list[float] | None = None,
+        latent_rgb_factors_reshape: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.latent_rgb_factors = torch.tensor(latent_rgb_factors).transpose(0, 1)
+        bias = latent_rgb_factors_bias
+        self.latent_rgb_factors_bias = None if bias is None else torch.tensor(bias)
+        self.latent_rgb_factors_reshape = latent_rgb_factors_reshape
+
+    def decode_latent_to_preview(self, x0: Tensor) -> Image.Image:
+        if self.latent_rgb_factors_reshape is not None:
+            x0 = self.latent_rgb_factors_reshape(x0)
+        latent = x0[0, :, 0] if x0.ndim == 5 else x0[0]
+        factors = self.latent_rgb_factors.to(latent)
+        bias = self.latent_rgb_factors_bias
+        colours = torch.nn.functional.linear(
+            latent.movedim(0, -1), factors, bias=None if bias is None else bias.to(latent)
+        )
+        return preview_to_image(colours)
+
+
+def get_previewer(device: torch.device, latent_format: Any) -> LatentPreviewer | None:
+    """The previewer that the current method asks for; None for no previews.
+
+    "auto" is the linear map. A method that cannot be used for the latent format falls back to the
+    linear map, and that to none.
+
+    Args:
+        device: Where a decoder runs.
+        latent_format: Latent space of the model.
+    """
+    method = args.preview_method
+    if method == LatentPreviewMethod.NoPreviews:
+        return None
+    if method == LatentPreviewMethod.TAESD:
+        previewer = _taesd_previewer(device, latent_format)
+        if previewer is not None:
+            return previewer
+    if latent_format.latent_rgb_factors is None:
+        return None
+    return Latent2RGBPreviewer(
+        latent_format.latent_rgb_factors,
+        latent_format.latent_rgb_factors_bias,
+        latent_format.latent_rgb_factors_reshape,
+    )
+
+
+def _taesd_previewer(device: torch.device, latent_format: Any) -> TAESDPreviewerImpl | None:
+    name = latent_format.taesd_decoder_name
+    files = folder_paths.get_filename_list("vae_approx")
+    file = next((file for file in files if name and file.startswith(f"{name}.")), None)
+    if file is None:
+        wanted = f"{name}.safetensors" if name else "decoder for this latent space"
+        logger.warning("no %s in models/vae_approx: previews use latent2rgb", wanted)
+        return None
+    path = folder_paths.get_full_path_or_raise("vae_approx", file)
+    return TAESDPreviewerImpl(_decoder(path, latent_format.latent_channels).to(device))
+
+
+@functools.lru_cache(maxsize=1)
+def _decoder(path: str, channels: int) -> TAESD:
+    """The decoder of a file; the last one is kept, since each run asks again."""
+    taesd = TAESD(encoder_path=None, decoder_path=path, latent_channels=channels)
+    taesd.eval()
+    return taesd
+
+
+def prepare_callback(
+    model: Any, steps: int, x0_output_dict: dict[str, Tensor] | None = None
+) -> StepCallback:
+    """What a sampler calls after each step: moves the progress bar and shows the picture.
+
+    Args:
+        model: Model patcher.
+        steps: Total of the progress bar.
+        x0_output_dict: Takes the last clean estimate under "x0".
+
+    Returns:
+        callback(step, x0, x, total).
+    """
+    previewer = get_previewer(model.load_device, model.model.latent_format)
+    bar = progress.ProgressBar(steps)
+
+    def callback(
+        step: int,
+        x0: Tensor,
+        x: Tensor,  # noqa: ARG001 - public signature
+        total_steps: int,
+    ) -> None:
+        if x0_output_dict is not None:
+            x0_output_dict["x0"] = x0
+        preview = None
+        if previewer is not None:
+            preview = previewer.decode_latent_to_preview_image(PREVIEW_FORMAT, x0)
+        bar.update_absolute(step + 1, total_steps, preview)
+
+    return callback
+
+
+def set_preview_method(override: str | None = None) -> None:
+    """Chooses the method of the prompt that is about to run.
+
+    Args:
+        override: Name that the prompt carries (`none`, `auto`, `latent2rgb`, `taesd`); anything
+            else means the one from the command line.
+    """
+    global _set_aside
+    chosen = LatentPreviewMethod.from_string(override) if override else None
+    if _set_aside is not None:
+        args.preview_method, _set_aside = _set_aside, None
+    if chosen is not None:
+        _set_aside, args.preview_method = args.preview_method, chosen
