@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from comfy_execution.context import get_executing_context
+from comfy_execution.context import check_interrupt, get_executing_context
+from comfy_execution.progress import get_progress_state
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,9 +38,9 @@ class Execution:
             ignore_size_limit: Whether the picture is sent at its full size.
         Raises:
             ValueError: no node is running here and none was named.
+            BaseException: the interruption, if the prompt is to stop.
         """
-        from comfy_execution.progress import get_progress_state
-
+        check_interrupt()
         if node_id is None:
             context = get_executing_context()
             if context is None:
@@ -51,7 +52,7 @@ class Execution:
         if preview_image is not None:
             size = None if ignore_size_limit else PREVIEW_PIXELS
             preview = (PREVIEW_FORMAT, _as_pil(preview_image), size)
-        get_progress_state().update_progress(node_id, value, max_value, preview)
+        get_progress_state().report(node_id, value, max_value, preview)
 
 
 def _as_pil(picture: Any) -> Image:

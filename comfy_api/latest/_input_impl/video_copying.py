@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-import av
-
-from comfy_api.latest._input_impl.video_encoding import metadata_texts
+from comfy_api.latest._input_impl.video_encoding import metadata_texts, open_mp4
 from comfy_api.latest._util.video_types import VideoCodec, VideoContainer
 
 if TYPE_CHECKING:
@@ -32,8 +30,7 @@ def copy_streams(
 ) -> None:
     """Copies pictures and sound, and the stored texts with `metadata` added to them."""
     texts = {**dict(source.metadata), **metadata_texts(metadata)}
-    options = {"movflags": "use_metadata_tags+faststart"}
-    with av.open(path, mode="w", format="mp4", options=options) as target:
+    with open_mp4(path) as target:
         target.metadata.update(texts)
         streams = [*source.streams.video[:1], *source.streams.audio]
         copies = {stream: target.add_stream_from_template(template=stream) for stream in streams}

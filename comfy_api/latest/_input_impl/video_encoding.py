@@ -14,7 +14,7 @@ import torch
 
 from comfy_api.latest._util.video_types import VideoCodec, VideoComponents, VideoContainer
 
-RATE_DENOMINATOR_LIMIT = 1000  # thousandths: enough for 23.976 pictures per second
+RATE_DENOMINATOR_LIMIT = 1001  # keeps television rates such as 24000/1001 exact
 
 
 def check_target(format: VideoContainer | str, codec: VideoCodec | str) -> None:
@@ -29,6 +29,16 @@ def metadata_texts(metadata: Mapping[str, Any] | None) -> dict[str, str]:
         str(key): value if isinstance(value, str) else json.dumps(value)
         for key, value in (metadata or {}).items()
     }
+
+
+def open_mp4(path: str | BytesIO) -> Any:
+    """Opens an MP4 file or stream for writing, with room for texts under any name.
+
+    The index of a file is moved to its start, so that players need not load all of it first; that
+    needs a second pass, which a stream does not allow.
+    """
+    flags = "use_metadata_tags" if isinstance(path, BytesIO) else "use_metadata_tags+faststart"
+    return av.open(path, mode="w", format="mp4", options={"movflags": flags})
 
 
 def encode_mp4(
@@ -49,8 +59,7 @@ def encode_mp4(
     if components.images.shape[0] == 0:
         raise ValueError("cannot write a video of 0 pictures; expected images [T, H, W, C], T >= 1")
     texts = metadata_texts({**(components.metadata or {}), **(metadata or {})})
-    options = {"movflags": "use_metadata_tags+faststart"}
-    with av.open(path, mode="w", format="mp4", options=options) as container:
+    with open_mp4(path) as container:
         container.metadata.update(texts)
         rate = Fraction(components.frame_rate).limit_denominator(RATE_DENOMINATOR_LIMIT)
         video = _add_video_stream(container, components.images, rate)
