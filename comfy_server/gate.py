@@ -55,6 +55,8 @@ class Gate:
         if self.cors_origin == "*":
             return None
         host, port = split_host(headers.get("Host", ""))
+        if not host and headers.get("Host"):
+            return "the Host header is malformed"
         if self._is_foreign_host(host):
             return (
                 f"this server listens on this machine only and is not called {host!r}; "

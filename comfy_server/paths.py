@@ -16,7 +16,7 @@ import folder_paths
 
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 2048
-_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")
+_RESERVED = re.compile(r"(?i)con|prn|aux|nul|com[0-9]|lpt[0-9]")
 
 
 class PathRefused(ValueError):
@@ -44,7 +44,7 @@ def _check_component(part: str) -> None:
         raise PathRefused("a path must not hold the component '..'", outside=True)
     if len(part.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
         raise PathRefused(f"a file name must not be longer than {MAX_NAME_BYTES} bytes")
-    if _RESERVED.fullmatch(part.rstrip(" .")):
+    if _RESERVED.fullmatch(part.partition(".")[0].rstrip()):
         raise PathRefused(f"{part!r} is a reserved device name")
     if os.name == "nt" and ":" in part:
         raise PathRefused(f"{part!r} holds a colon, which names a stream or a drive")
