@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from comfy import ops
+from comfy.devices import placement
 from comfy.ldm.clip.text import CLIPTextModel
 from comfy.text_encoders.token_embedding import SpecialTokens, embed_tokens
+from comfy.weights.assign import assign_weights
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +56,15 @@ class ClipTokenWeightEncoder:
         states, pooled, *extras = self.encode(tokens)
         first_pooled = pooled[0:1] if pooled is not None else None
         if count == 0:
-            result: tuple[Any, ...] = (states[-1:], first_pooled)
+            joined = states[-1:]
         else:
             if is_weighted:
                 states = _weight(states[:count], states[-1], token_weight_pairs)
-            result = (states[:count].flatten(0, 1)[None], first_pooled)
+            joined = states[:count].flatten(0, 1)[None]
+        resting = placement.intermediate_device()
+        if first_pooled is not None:
+            first_pooled = first_pooled.to(resting)
+        result: tuple[Any, ...] = (joined.to(resting), first_pooled)
         if extras:
             result += (_join_extras(extras[0], max(count, 1)),)
         return result
@@ -129,11 +135,12 @@ class SDClipModel(nn.Module, ClipTokenWeightEncoder):
         if freeze:
             self.freeze()
         self.special_tokens = dict(special_tokens or {"start": 49406, "end": 49407, "pad": 49407})
-        self.logit_scale = nn.Parameter(torch.tensor(4.6055))
+        self.logit_scale = nn.Parameter(torch.tensor(4.6055, device=device), requires_grad=False)
         self.enable_attention_masks = enable_attention_masks
         self.zero_out_masked = zero_out_masked
         self.layer_norm_hidden_state = layer_norm_hidden_state
         self.return_attention_masks = return_attention_masks
+        self.execution_device: torch.device | None = None
         self.layer, self.layer_idx = layer, None
         self.return_projected_pooled = return_projected_pooled
         if layer == "hidden":
@@ -151,7 +158,8 @@ class SDClipModel(nn.Module, ClipTokenWeightEncoder):
             parameter.requires_grad = False
 
     def set_clip_options(self, options: Mapping[str, Any]) -> None:
-        """Choose the state to give (``layer``, negative from the end) and ``projected_pooled``."""
+        """Set ``layer`` (negative from the end), ``projected_pooled`` and ``execution_device``."""
+        self.execution_device = options.get("execution_device", self.execution_device)
         layer_idx = options.get("layer", self.layer_idx)
         self.return_projected_pooled = options.get("projected_pooled", self.return_projected_pooled)
         if self.layer == "all":
@@ -164,6 +172,7 @@ class SDClipModel(nn.Module, ClipTokenWeightEncoder):
     def reset_clip_options(self) -> None:
         """Back to the options the encoder was made with."""
         self.layer, self.layer_idx, self.return_projected_pooled = self.options_default
+        self.execution_device = None
 
     def encode(self, tokens: list[list[Any]]) -> tuple[Any, ...]:
         """States, pooled states and extras of chunks of tokens (ids or embedding rows)."""
@@ -171,10 +180,11 @@ class SDClipModel(nn.Module, ClipTokenWeightEncoder):
 
     def forward(self, tokens: list[list[Any]]) -> tuple[Any, ...]:
         table = self.transformer.get_input_embeddings()
-        device = table.weight.device
+        device = self.execution_device or table.weight.device
         text = embed_tokens(
             tokens,
             table,
+            device,
             SpecialTokens(self.special_tokens.get("end"), self.special_tokens.get("pad")),
             getattr(self.transformer, "preprocess_embed", None),
         )
@@ -205,15 +215,8 @@ class SDClipModel(nn.Module, ClipTokenWeightEncoder):
         return None if pooled is None else pooled.float()
 
     def load_sd(self, sd: Mapping[str, Tensor]) -> Any:
-        """Load weights; returns missing and unexpected keys.
-
-        A file without a text projection leaves it the identity it was made as.
-        """
-        return self.transformer.load_state_dict(sd, strict=False, assign=_is_meta(self.transformer))
-
-
-def _is_meta(module: nn.Module) -> bool:
-    return any(parameter.is_meta for parameter in module.parameters())
+        """Load the network's weights, given without prefix; returns missing and unexpected keys."""
+        return assign_weights(self.transformer, dict(sd))
 
 
 def _read_config(source: str | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class EmbeddedText:
 def embed_tokens(
     chunks: Sequence[Sequence[Any]],
     table: nn.Module,
+    device: torch.device,
     special: SpecialTokens,
     preprocess: Preprocess | None = None,
 ) -> EmbeddedText:
@@ -58,6 +59,7 @@ def embed_tokens(
         chunks: Each a list of ids, embedding rows (tensors ``[D]`` or ``[n, D]``) or dicts
             ``{"type", "data"}``.
         table: The token table of the network; called with ids and ``out_dtype``.
+        device: Where the embeddings are wanted (a streamed table rests elsewhere).
         special: Where a text ends.
         preprocess: Turns a dict of another type than "embedding" into rows, ``(entry,
             device=...)``.
@@ -65,7 +67,7 @@ def embed_tokens(
     A row whose width is not the network's is left out, with a warning, and padding added at the
     end.
     """
-    texts = [_embed_chunk(chunk, table, special, preprocess) for chunk in chunks]
+    texts = [_embed_chunk(chunk, table, device, special, preprocess) for chunk in chunks]
     return EmbeddedText(
         torch.cat([text.embeds for text in texts]),
         torch.cat([text.attention_mask for text in texts]),
@@ -75,11 +77,14 @@ def embed_tokens(
 
 
 def _embed_chunk(
-    chunk: Sequence[Any], table: nn.Module, special: SpecialTokens, preprocess: Preprocess | None
+    chunk: Sequence[Any],
+    table: nn.Module,
+    device: torch.device,
+    special: SpecialTokens,
+    preprocess: Preprocess | None,
 ) -> EmbeddedText:
-    device = table.weight.device
     ids = [int(token) for token in chunk if isinstance(token, int)]
-    looked_up = iter(_look_up(ids, table)[0])
+    looked_up = iter(_look_up(ids, table, device)[0])
     pieces: list[Tensor] = []
     mask: list[int] = []
     info: list[dict[str, Any]] = []
@@ -105,15 +110,15 @@ def _embed_chunk(
         pieces.append(rows)
         mask.extend([1] * len(rows))
     if lost:
-        pieces.append(_look_up([special.pad or 0] * lost, table)[0])
+        pieces.append(_look_up([special.pad or 0] * lost, table, device)[0])
         mask.extend([0] * lost)
     return EmbeddedText(
         torch.cat(pieces)[None], torch.tensor([mask], device=device), [sum(mask)], info
     )
 
 
-def _look_up(ids: list[int], table: nn.Module) -> Tensor:
-    tokens = torch.tensor([ids], dtype=torch.long, device=table.weight.device)
+def _look_up(ids: list[int], table: nn.Module, device: torch.device) -> Tensor:
+    tokens = torch.tensor([ids], dtype=torch.long, device=device)
     return table(tokens, out_dtype=torch.float32)
 
 
