@@ -8,6 +8,7 @@ owner's current value and assigning replaces it in the owner. Standard library o
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -16,12 +17,16 @@ class _PublicModule(ModuleType):
     """A module whose re-exported names live in their owners."""
 
     _routes: dict[str, tuple[str, str]]
+    _computed: Mapping[str, Callable[[], Any]]
 
     def __getattr__(self, name: str) -> Any:
         route = self.__dict__.get("_routes", {}).get(name)
-        if route is None:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return getattr(sys.modules[route[0]], route[1])
+        if route is not None:
+            return getattr(sys.modules[route[0]], route[1])
+        compute = self.__dict__.get("_computed", {}).get(name)
+        if compute is not None:
+            return compute()
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         route = self.__dict__.get("_routes", {}).get(name)
@@ -37,10 +42,16 @@ class _PublicModule(ModuleType):
             super().__delattr__(name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*self.__dict__, *self.__dict__.get("_routes", {})})
+        own = self.__dict__
+        return sorted({*own, *own.get("_routes", {}), *own.get("_computed", {})})
 
 
-def write_through(module_name: str, **data_owners: str) -> None:
+def write_through(
+    module_name: str,
+    computed: Mapping[str, Callable[[], Any]] | None = None,
+    /,
+    **data_owners: str,
+) -> None:
     """Make a module's imported names read from and write to the modules that own them.
 
     Functions and classes know their owner (`__module__`); anything else stays a plain name of the
@@ -48,6 +59,8 @@ def write_through(module_name: str, **data_owners: str) -> None:
 
     Args:
         module_name: `__name__` of the re-export, which has imported all of its names.
+        computed: name -> function called on every reading, for facts that must not be asked for at
+            import. Assigning to such a name replaces it in the re-export only.
         **data_owners: name -> dotted name of the owning module.
     Raises:
         ValueError: An owner was named that is not imported or lacks the name.
@@ -78,4 +91,5 @@ def write_through(module_name: str, **data_owners: str) -> None:
         sorted({*routes, *(n for n in vars(module) if not n.startswith("_"))})
     )
     module.__dict__["_routes"] = routes
+    module.__dict__["_computed"] = dict(computed or {})
     module.__class__ = _PublicModule

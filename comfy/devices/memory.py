@@ -28,6 +28,38 @@ UNIFIED_KINDS = ("cpu", "mps")
 """Device types whose memory is the machine's."""
 
 
+OOM_EXCEPTION = torch.OutOfMemoryError
+"""What torch raises when a device is full."""
+
+
+def is_oom(error: BaseException) -> bool:
+    """Whether an exception means that a device's memory ran out."""
+    if isinstance(error, OOM_EXCEPTION):
+        return True
+    asynchronous = getattr(torch, "AcceleratorError", None)
+    return (
+        asynchronous is not None
+        and isinstance(error, asynchronous)
+        and "out of memory" in str(error).lower()
+    )
+
+
+def raise_non_oom(error: BaseException) -> None:
+    """Raise an exception again unless it means that memory ran out."""
+    if not is_oom(error):
+        raise error
+
+
+def total_vram_mib() -> float:
+    """Memory of the primary device, in MiB."""
+    return get_total_memory() / MIB  # type: ignore[operator,no-any-return]
+
+
+def total_ram_mib() -> float:
+    """Memory of the machine, in MiB."""
+    return psutil.virtual_memory().total / MIB  # type: ignore[no-any-return]
+
+
 def dtype_size(dtype: torch.dtype) -> int:
     """Bytes of one element."""
     return dtype.itemsize

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from comfy.devices import accelerators, memory, precision
-from comfy.devices.policies import VRAMState
+from comfy.devices.policies import CPUState, VRAMState
 from comfy.devices.runtime import get_runtime
 
 CPU = torch.device("cpu")
@@ -210,3 +210,18 @@ def lowvram_available() -> bool:
 def vram_state() -> VRAMState:
     """The resolved VRAM state."""
     return get_runtime().vram_state
+
+
+def cpu_state() -> CPUState:
+    """The kind of processor that runs networks."""
+    return get_runtime().cpu_state
+
+
+def smart_memory_disabled() -> bool:
+    """Whether models are unloaded after every prompt."""
+    return not get_runtime().memory.smart_memory
+
+
+def in_training() -> bool:
+    """Whether a training node holds the models: never, this server only infers."""
+    return False

@@ -108,3 +108,20 @@ def _layer_from_clip(
         return {}
     siblings = [f"{root}{number}.self_attn.{other}.{kind}" for other in PROJECTIONS]
     return {f"{layer}attn.in_proj_{kind}": torch.cat([state_dict[name] for name in siblings])}
+
+
+def clip_text_transformers_convert(
+    sd: Mapping[str, Tensor], prefix_from: str, prefix_to: str
+) -> StateDict:
+    """`to_clip` under the name custom nodes call."""
+    return to_clip(sd, prefix_from, prefix_to)
+
+
+def transformers_convert(
+    sd: Mapping[str, Tensor],
+    prefix_from: str,
+    prefix_to: str,
+    number: int,  # noqa: ARG001 - every layer found is converted
+) -> StateDict:
+    """`to_clip` under the name custom nodes call; `number` of layers is not needed."""
+    return to_clip(sd, prefix_from, prefix_to)

@@ -103,6 +103,21 @@ def read_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
     return _checked_header(path, raw, 8 + length, size)
 
 
+def safetensors_header(
+    safetensors_path: str | os.PathLike[str], max_size: int = MAX_HEADER_BYTES
+) -> bytes | None:
+    """The raw JSON header of a file; None when it is longer than `max_size` bytes or cut off."""
+    with open(safetensors_path, "rb") as file:
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            return None
+        (length,) = struct.unpack("<Q", prefix)
+        if length > max_size:
+            return None
+        header = file.read(length)
+    return header if len(header) == length else None
+
+
 def _checked_header(
     path: str | os.PathLike[str], raw: dict[str, Any], data_start: int, size: int
 ) -> SafetensorsHeader:

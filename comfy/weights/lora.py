@@ -1,0 +1,141 @@
+"""LoRA files: which names a model's weights have in them, and the patches they hold."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from comfy.weights.adapters import ADAPTERS, WeightAdapterBase
+from comfy.weights.errors import NoMatchingWeightsError
+from comfy.weights.lora_formats import ENCODER_LAYOUTS, NETWORK_LAYOUTS
+from comfy.weights.lora_formats.whole_file import convert_lora
+
+logger = logging.getLogger(__name__)
+
+EXAMPLES = 3
+"""How many keys a message names."""
+
+__all__ = [
+    "convert_lora",
+    "load_lora",
+    "model_lora_keys_clip",
+    "model_lora_keys_unet",
+    "require_match",
+    "unused_keys",
+]
+
+
+def model_lora_keys_unet(model: Any, key_map: dict[str, Any] | None = None) -> dict[str, Any]:
+    """LoRA file key -> weight of a diffusion model.
+
+    Args:
+        model: Base model with `diffusion_model` and `model_config.unet_config`.
+        key_map: Extended in place and returned.
+    """
+    names = {} if key_map is None else key_map
+    keys = model.state_dict(keep_vars=True).keys()
+    config = getattr(getattr(model, "model_config", None), "unet_config", None) or {}
+    for layout in NETWORK_LAYOUTS:
+        names.update(layout(keys, config))
+    return names
+
+
+def model_lora_keys_clip(model: Any, key_map: dict[str, Any] | None = None) -> dict[str, Any]:
+    """LoRA file key -> weight of a text encoder; `key_map` is extended in place and returned."""
+    names = {} if key_map is None else key_map
+    keys = model.state_dict(keep_vars=True).keys()
+    for layout in ENCODER_LAYOUTS:
+        names.update(layout(keys, {}))
+    return names
+
+
+def load_lora(
+    lora: Mapping[str, torch.Tensor], to_load: Mapping[str, Any], log_missing: bool = True
+) -> dict[Any, Any]:
+    """Read the patches a file holds for the given keys.
+
+    Args:
+        lora: The file's tensors.
+        to_load: file key -> target, as the LoRA layouts give it.
+        log_missing: Warn about tensors nobody asked for.
+    Returns:
+        target -> patch, ready for `ModelPatcher.add_patches`.
+    """
+    patches: dict[Any, Any] = {}
+    used: set[str] = set()
+    for x, target in to_load.items():
+        found = _adapter(x, lora, used)
+        if found is not None:
+            patches[target] = found
+        patches.update(_plain_patches(x, target, lora, used))
+    if log_missing:
+        unused = unused_keys(lora, used)
+        if unused:
+            logger.warning(
+                "%d of %d LoRA tensors fit no weight, such as %s",
+                len(unused), len(lora), ", ".join(unused[:EXAMPLES]),
+            )  # fmt: skip
+    return patches
+
+
+def unused_keys(lora: Mapping[str, torch.Tensor], used: Collection[str]) -> list[str]:
+    """Keys of a file that no patch was read from."""
+    return [key for key in lora if key not in used]
+
+
+def _adapter(x: str, lora: Mapping[str, torch.Tensor], used: set[str]) -> WeightAdapterBase | None:
+    alpha = lora.get(f"{x}.alpha")
+    dora_scale = lora.get(f"{x}.dora_scale")
+    for kind in ADAPTERS:
+        keys: set[str] = set()
+        found = kind.load(x, lora, None if alpha is None else alpha.item(), dora_scale, keys)
+        if found is not None:
+            used.update(keys)
+            used.update(k for k in (f"{x}.alpha", f"{x}.dora_scale") if k in lora)
+            return found
+    return None
+
+
+def _plain_patches(
+    x: str, target: Any, lora: Mapping[str, torch.Tensor], used: set[str]
+) -> dict[Any, Any]:
+    """Differences and replacements stored uncompressed, for a weight and its bias."""
+    patches: dict[Any, Any] = {}
+    bias = target[: -len(".weight")] + ".bias" if isinstance(target, str) else None
+    for suffix, kind, where in (
+        ("w_norm", "diff", target),
+        ("b_norm", "diff", bias),
+        ("diff", "diff", target),
+        ("diff_b", "diff", bias),
+        ("set_weight", "set", target),
+    ):
+        key = f"{x}.{suffix}"
+        if key in lora and where is not None:
+            used.add(key)
+            patches[where] = (kind, (lora[key],))
+    return patches
+
+
+def require_match(
+    applied: Collection[Any], lora: Mapping[str, torch.Tensor], path: str | os.PathLike[str]
+) -> None:
+    """Check that something of a LoRA file was applied.
+
+    Args:
+        applied: Keys that models took.
+        lora: The file's tensors.
+        path: Its path, for the message.
+    Raises:
+        NoMatchingWeightsError: Nothing was applied.
+    """
+    if not applied:
+        examples = ", ".join(list(lora)[:EXAMPLES]) or "no tensors at all"
+        raise NoMatchingWeightsError(
+            path,
+            f"none of its {len(lora)} tensors fits this model (it holds {examples})",
+            "choose a LoRA made for this model's family",
+        )

@@ -1,0 +1,52 @@
+"""LoRA keys of CLIP text encoders and of the encoders that come with later families."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+CLIP_LINEARS = (
+    "mlp.fc1", "mlp.fc2", "self_attn.k_proj", "self_attn.q_proj", "self_attn.v_proj",
+    "self_attn.out_proj",
+)  # fmt: skip
+CLIP_LAYERS = 32
+
+
+def encoder_names(keys: Collection[str]) -> dict[str, str]:
+    """Every encoder matrix under `text_encoders.<its own name>`."""
+    return {f"text_encoders.{k[: -len('.weight')]}": k for k in keys if k.endswith(".weight")}
+
+
+def clip_names(keys: Collection[str]) -> dict[str, str]:
+    """The linear layers of CLIP-L, CLIP-G and CLIP-H under the trainers' names."""
+    has_l = any(key.startswith("clip_l.") for key in keys)
+    prefixes = {
+        "clip_h": ("lora_te_{}", "lora_te1_{}", "text_encoder.{}"),
+        "clip_l": ("lora_te_{}", "lora_te1_{}", "text_encoder.{}"),
+        "clip_g": ("lora_te2_{}", "text_encoder_2.{}")
+        if has_l
+        else ("lora_te_{}", "text_encoder.{}", "lora_prior_te_{}"),
+    }
+    names: dict[str, str] = {}
+    for encoder, patterns in prefixes.items():
+        for layer in range(CLIP_LAYERS):
+            for linear in CLIP_LINEARS:
+                stem = f"text_model.encoder.layers.{layer}.{linear}"
+                target = f"{encoder}.transformer.{stem}.weight"
+                if target not in keys:
+                    continue
+                for pattern in patterns:
+                    dotted = pattern.endswith(".{}")
+                    names[pattern.format(stem if dotted else stem.replace(".", "_"))] = target
+    names.update(_projections(keys))
+    return names
+
+
+def _projections(keys: Collection[str]) -> dict[str, str]:
+    spellings = {
+        "clip_g.transformer.text_projection.weight": (
+            "lora_prior_te_text_projection",
+            "lora_te2_text_projection",
+        ),
+        "clip_l.transformer.text_projection.weight": ("lora_te1_text_projection",),
+    }
+    return {s: key for key, found in spellings.items() if key in keys for s in found}
