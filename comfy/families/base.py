@@ -21,11 +21,11 @@ from comfy import conds, resize
 from comfy.families.family import ModelFamily, StateDict
 from comfy.families.model_type import ModelType
 from comfy.families.prediction import model_sampling
-from comfy.families.weights import fill_network
 from comfy.ldm.unet.model import UNetModel
 from comfy.nn import attention
 from comfy.nn.wrappers import run_wrapped
 from comfy.ops.choice import pick_operations
+from comfy.weights.fill import fill
 
 logger = logging.getLogger(__name__)
 
@@ -281,13 +281,13 @@ class BaseModel(nn.Module):
                 not copied.
 
         Raises:
-            BrokenModelError: No key fits, or weights of the network are missing from the file.
+            IncompleteWeightsError: No key fits, or weights of the network are missing.
         """
         keys = [key for key in sd if key.startswith(unet_prefix)]
         weights = {key[len(unet_prefix) :]: sd.pop(key) for key in keys}
         weights = self.model_config.process_unet_state_dict(weights)
         part = f"diffusion network ({type(self.diffusion_model).__name__})"
-        fill_network(self.diffusion_model, weights, part)
+        fill(self.diffusion_model, weights, part)
         return self
 
     def state_dict_for_saving(

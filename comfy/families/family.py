@@ -21,6 +21,7 @@ from torch import Tensor
 
 from comfy import latent_formats
 from comfy.families.model_type import ModelType
+from comfy.weights.fill import IncompleteWeightsError
 
 if TYPE_CHECKING:
     from comfy.families.base import BaseModel
@@ -31,7 +32,7 @@ StateDict = dict[str, Tensor]
 ReadConfig = Callable[[Mapping[str, Tensor], str], "dict[str, Any] | None"]
 
 
-class BrokenModelError(ValueError):
+class BrokenModelError(IncompleteWeightsError):
     """A file has the layout of a known family, but parts of it are missing or contradict each
     other.
     """

@@ -176,3 +176,17 @@ def count_consecutive(keys: Iterable[str], pattern: str) -> int:
     while count in indices:
         count += 1
     return count
+
+
+def count_blocks(state_dict_keys: Iterable[str], prefix_string: str) -> int:
+    """How many of the prefixes made by filling in 0, 1, ... start some key, until the first none.
+
+    Args:
+        state_dict_keys: Keys.
+        prefix_string: Prefix with one place to fill in, such as `blocks.{}.`.
+    """
+    keys = list(state_dict_keys)
+    count = 0
+    while any(key.startswith(prefix_string.format(count)) for key in keys):
+        count += 1
+    return count

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from comfy.families import detection, sd15, sd20, sdxl
 from comfy.families.base import BaseModel
-from comfy.families.family import BrokenModelError, ModelFamily
+from comfy.families.family import ModelFamily
 from comfy.families.model_type import ModelType
+from comfy.weights.fill import IncompleteWeightsError
 
 TINY = {
     "in_channels": 4,
@@ -149,19 +150,19 @@ def test_missing_weights_are_an_error_that_counts_and_names_them() -> None:
     state_dict = tiny_weights()
     del state_dict["model.diffusion_model.out.2.weight"]
     del state_dict["model.diffusion_model.out.2.bias"]
-    with pytest.raises(BrokenModelError, match=r"2 keys .*out\.2\.weight"):
+    with pytest.raises(IncompleteWeightsError, match=r"2 keys .*out\.2\.weight"):
         build(sd15.SD15).load_model_weights(state_dict, "model.diffusion_model.")
 
 
 def test_weights_that_do_not_fit_at_all_are_an_error() -> None:
-    with pytest.raises(BrokenModelError, match="none of the 1 tensors"):
+    with pytest.raises(IncompleteWeightsError, match="none of the 1 tensors"):
         build(sd15.SD15).load_model_weights({"x.y": torch.zeros(1)}, "x.")
 
 
 def test_a_wrong_shape_is_an_error_that_names_key_and_both_sizes() -> None:
     state_dict = tiny_weights()
     state_dict["model.diffusion_model.out.2.weight"] = torch.zeros(4, 33, 3, 3)
-    with pytest.raises(BrokenModelError, match=r"out\.2\.weight.*33"):
+    with pytest.raises(IncompleteWeightsError, match=r"out\.2\.weight.*33"):
         build(sd15.SD15).load_model_weights(state_dict, "model.diffusion_model.")
 
 

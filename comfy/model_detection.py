@@ -1,0 +1,13 @@
+"""Recognising model files, under the names custom nodes import."""
+# ruff: noqa: F401
+
+from comfy.families.detection import (
+    detect_unet_config,
+    model_config_from_unet,
+    model_config_from_unet_config,
+    unet_prefix_from_state_dict,
+)
+from comfy.families.unet_layout import count_blocks
+from comfy.public import write_through
+
+write_through(__name__)
