@@ -198,6 +198,8 @@ def _base_record(item: Sequence[Any], prompt_id: str, status: str) -> Job:
         "priority": number,
         "create_time": create_time if isinstance(create_time, (int, float)) else 0,
     }
+    if extra_data.get("user_id"):
+        job["user_id"] = extra_data["user_id"]
     pnginfo = extra_data.get("extra_pnginfo")
     workflow = pnginfo.get("workflow") if isinstance(pnginfo, dict) else None
     workflow_id = workflow.get("id") if isinstance(workflow, dict) else None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from comfy_execution import events
+from comfy_execution import events, items
 from comfy_execution.history import HistoryStore
 from comfy_execution.items import (
     CancelOutcome,
@@ -141,6 +141,12 @@ class PromptQueue:
             self._changed()
             self.not_empty.notify_all()
 
+    def record_lost(self, item: QueueItem, fingerprint: str, status: items.ExecutionStatus) -> None:
+        """Puts a prompt that a previous process did not finish into the history."""
+        with self.mutex:
+            self._fingerprints[item[1]] = fingerprint
+            self._record(item[1], list(public_item(item)), {"meta": {}}, status)
+
     # --- the worker's side --------------------------------------------------------------------
 
     def get(self, timeout: float | None = None) -> tuple[QueueItem, int] | None:
@@ -172,7 +178,7 @@ class PromptQueue:
         self,
         item_id: int,
         history_result: Mapping[str, Any],
-        status: ExecutionStatus | None = None,
+        status: items.ExecutionStatus | None = None,
         process_item: Callable[[QueueItem], Sequence[Any]] | None = None,
     ) -> None:
         """Moves a running prompt to the history.
@@ -204,6 +210,11 @@ class PromptQueue:
                 self.flags = {}
             return flags
 
+    def wake(self) -> None:
+        """Lets a waiting ``get`` with a timeout return at once."""
+        with self.mutex:
+            self.not_empty.notify_all()
+
     # --- looking ------------------------------------------------------------------------------
 
     def get_current_queue(self) -> tuple[list[QueueItem], list[QueueItem]]:
@@ -217,6 +228,11 @@ class PromptQueue:
         """Number of prompts that wait or run."""
         with self.mutex:
             return len(self._pending) + len(self.currently_running)
+
+    def is_running(self, prompt_id: str) -> bool:
+        """Whether this prompt is the running one, or one of them."""
+        with self.mutex:
+            return any(item[1] == prompt_id for item in self.currently_running.values())
 
     @property
     def queue(self) -> list[QueueItem]:
@@ -398,7 +414,7 @@ class PromptQueue:
         prompt_id: str,
         item: list[Any],
         result: Mapping[str, Any],
-        status: ExecutionStatus | None,
+        status: items.ExecutionStatus | None,
     ) -> None:
         entry: dict[str, Any] = {
             "prompt": item,

@@ -1,0 +1,99 @@
+"""Turning whatever a node raised into words for the person who posted the prompt."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from comfy_execution.calls import NodeExitError
+from comfy_execution.inputs import InputLists
+
+LONGEST_TEXT = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a node did not finish.
+
+    Attributes:
+        node_id: The node that failed, possibly an expanded one.
+        interrupted: Whether somebody stopped it; the other fields are then empty.
+        exception_type: Qualified name of the class of what was raised.
+        message: Text for people.
+        traceback: Formatted frames, outermost first.
+        current_inputs: Input name -> printable values.
+    """
+
+    node_id: str
+    interrupted: bool = False
+    exception_type: str = ""
+    message: str = ""
+    traceback: tuple[str, ...] = ()
+    current_inputs: dict[str, list[Any]] = field(default_factory=dict)
+
+
+def full_type_name(klass: type) -> str:
+    """Qualified class name, without the module for built-in classes."""
+    module = klass.__module__
+    return klass.__qualname__ if module == "builtins" else f"{module}.{klass.__qualname__}"
+
+
+def describe_failure(
+    node_id: str, error: BaseException, inputs: InputLists, hint: str | None
+) -> Failure:
+    """Describes an exception and lets go of what its frames hold.
+
+    Args:
+        error: What the node raised. Its frames are cleared, so that they keep no tensors alive.
+        inputs: What the node was called with.
+        hint: Advice that is added to the message.
+    """
+    if isinstance(error, NodeExitError) and error.__cause__ is not None:
+        error = error.__cause__
+    frames = tuple(traceback.format_tb(error.__traceback__))
+    message = _text_of(error)
+    if isinstance(error, SystemExit):
+        message = f"the node tried to end the server (SystemExit: {message})"
+    failure = Failure(
+        node_id,
+        exception_type=full_type_name(type(error)),
+        message=f"{message}\n{hint or ''}",
+        traceback=frames,
+        current_inputs={
+            name: [printable(value) for value in values] for name, values in inputs.items()
+        },
+    )
+    release_frames(error)
+    return failure
+
+
+def release_frames(error: BaseException) -> None:
+    """Drops the local variables of the frames an exception came through, causes included."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        tb: TracebackType | None = current.__traceback__
+        if tb is not None:
+            traceback.clear_frames(tb)
+        current.__traceback__ = None
+        current = current.__cause__ or current.__context__
+
+
+def printable(value: Any) -> Any:
+    """A value as it may stand in an error: JSON scalars as they are, the rest as short text."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    text = value if isinstance(value, str) else _text_of(value)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}... ({len(text)} chars)"
+
+
+def _text_of(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception as error:  # noqa: BLE001 - foreign code; the report must not fail over it
+        return f"<{type(value).__name__}, whose text failed: {type(error).__name__}>"

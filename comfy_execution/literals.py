@@ -1,0 +1,78 @@
+"""Checking constants against the declaration of an input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from comfy_execution import validation_errors as errors
+from comfy_execution.graph_utils import is_link
+from comfy_execution.spec import InputInfo
+
+
+def _to_bool(value: Any) -> bool:
+    if isinstance(value, str) and value.strip().lower() in ("false", "no", "off", "0", ""):
+        return False
+    return bool(value)
+
+
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "INT": int,
+    "FLOAT": float,
+    "STRING": str,
+    "BOOLEAN": _to_bool,
+}
+"""How a constant becomes a value of the declared type."""
+
+
+def check_literal(
+    name: str, info: InputInfo, value: Any, check_values: bool
+) -> tuple[Any, errors.Error | None]:
+    """Converts a constant and checks its range or whether it is an option.
+
+    Args:
+        check_values: False if the node class checks range and options of this input itself.
+    Returns:
+        The value to keep in the prompt, and the error if there is one.
+    """
+    if isinstance(value, dict) and "__value__" in value:
+        inner = value["__value__"]
+        if is_link(inner):
+            return value, None  # unwrapped it would be taken for a link
+        value = inner
+    kind = info.type if isinstance(info.type, str) else None
+    convert = CONVERSIONS.get(kind) if kind is not None else None
+    if convert is not None:
+        try:
+            value = convert(value)
+        except (ValueError, TypeError, OverflowError) as error:
+            return value, errors.not_convertible(name, info, value, error)
+    if not check_values:
+        return value, None
+    return value, _range_error(name, info, value) or _option_error(name, info, value)
+
+
+def _range_error(name: str, info: InputInfo, value: Any) -> errors.Error | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    least, most = info.options.get("min"), info.options.get("max")
+    if isinstance(least, (int, float)) and value < least:
+        return errors.out_of_range(name, info, value, "min")
+    if isinstance(most, (int, float)) and value > most:
+        return errors.out_of_range(name, info, value, "max")
+    return None
+
+
+def _option_error(name: str, info: InputInfo, value: Any) -> errors.Error | None:
+    if isinstance(info.type, list):
+        options: Any = info.type
+    elif isinstance(info.type, str) and info.type == "COMBO":
+        options = info.options.get("options", [])
+        if not options and "remote" in info.options:
+            return None  # only the browser knows them
+    else:
+        return None
+    if info.options.get("multiselect") and isinstance(value, list):
+        strangers = [item for item in value if item not in options]
+        return errors.not_in_list(name, info, strangers[0], options) if strangers else None
+    return None if value in options else errors.not_in_list(name, info, value, options)

@@ -1,0 +1,194 @@
+"""Progress of the nodes of a running prompt, and the hook through which node code reports it.
+
+The public frame shows every node seen so far, so sending it for every change costs the square of
+the number of nodes. Up to ``EVERY_CHANGE_UP_TO`` nodes it is sent for every change; above, at most
+every ``INTERVAL_S`` seconds, and once more when the prompt ends. Each frame is complete, so a
+client misses nothing but intermediate states.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+from comfy_execution.context import check_interrupt, get_executing_context
+from comfy_execution.events import (
+    EventSink,
+    NodeProgress,
+    NullSink,
+    Preview,
+    Progress,
+    ProgressText,
+)
+from comfy_execution.events import ProgressState as ProgressStateEvent
+from comfy_execution.graph import DynamicPrompt
+
+EVERY_CHANGE_UP_TO = 128
+INTERVAL_S = 0.05
+
+PreviewImage = tuple[str, Any, "int | None"]
+"""(format, image, bounding square in pixels or None)."""
+
+
+class ProgressRegistry:
+    """Progress of the nodes of one prompt, published as it changes.
+
+    Args:
+        prompt_id: The prompt.
+        dynprompt: Knows parents and display nodes.
+        sink: Receives the events.
+        client_id: Who posted the prompt.
+    """
+
+    def __init__(
+        self,
+        prompt_id: str,
+        dynprompt: DynamicPrompt,
+        sink: EventSink | None = None,
+        client_id: str | None = None,
+    ) -> None:
+        self.prompt_id = prompt_id
+        self.dynprompt = dynprompt
+        self.client_id = client_id
+        self.current_node: str | None = None
+        self._sink = sink or NullSink()
+        self._nodes: dict[str, NodeProgress] = {}
+        self._sent_at = 0.0
+        self._is_behind = False
+
+    @property
+    def nodes(self) -> dict[str, NodeProgress]:
+        """Node id -> progress, in order of appearance; a copy."""
+        return dict(self._nodes)
+
+    def start_progress(self, node_id: str) -> None:
+        """A node starts, or starts again after waiting."""
+        self.current_node = node_id
+        self._nodes[node_id] = self._entry(node_id, "running", 0.0, 1.0)
+        self._publish()
+
+    def update_progress(
+        self, node_id: str, value: float, max_value: float, image: PreviewImage | None = None
+    ) -> None:
+        """A node reports that it is at value of max_value, with a preview if it has one."""
+        self._nodes[node_id] = self._entry(node_id, "running", value, max_value)
+        self._publish()
+        if image is not None:
+            self._sink.publish(self.preview(node_id, image, with_metadata=True))
+
+    def finish_progress(self, node_id: str) -> None:
+        """A node is done, or its cached result stands for it."""
+        entry = self._nodes.get(node_id)
+        if entry is None:
+            self._nodes[node_id] = self._entry(node_id, "finished", 1, 1)
+        else:
+            self._nodes[node_id] = replace(entry, state="finished", value=entry.max)
+        self._publish()
+
+    def flush(self) -> None:
+        """Sends the state if changes were held back."""
+        if self._is_behind:
+            self._send()
+
+    def preview(self, node_id: str, image: PreviewImage, *, with_metadata: bool) -> Preview:
+        """The event that carries an image of a node's unfinished work."""
+        metadata = None
+        if with_metadata:
+            metadata = {
+                "node_id": node_id,
+                "prompt_id": self.prompt_id,
+                "display_node_id": self.dynprompt.get_display_node_id(node_id),
+                "parent_node_id": self.dynprompt.get_parent_node_id(node_id),
+                "real_node_id": self.dynprompt.get_real_node_id(node_id),
+            }
+        return Preview(image[0], image[1], image[2], metadata, self.client_id)
+
+    def report(
+        self, node_id: str, value: float, max_value: float, image: PreviewImage | None = None
+    ) -> None:
+        """One step of a progress bar: state, preview, step, preview for older clients."""
+        self.update_progress(node_id, value, max_value, image)
+        self._sink.publish(Progress(value, max_value, self.prompt_id, node_id, self.client_id))
+        if image is not None:
+            self._sink.publish(self.preview(node_id, image, with_metadata=False))
+
+    def send_text(self, node_id: str, text: str) -> None:
+        """Shows a line of text under a node."""
+        self._sink.publish(ProgressText(text, node_id, self.prompt_id, self.client_id))
+
+    def _entry(self, node_id: str, state: str, value: float, max_value: float) -> NodeProgress:
+        prompt = self.dynprompt
+        return NodeProgress(
+            node_id,
+            self.prompt_id,
+            prompt.get_display_node_id(node_id),
+            prompt.get_parent_node_id(node_id),
+            prompt.get_real_node_id(node_id),
+            state,
+            value,
+            max_value,
+        )
+
+    def _publish(self) -> None:
+        crowded = len(self._nodes) > EVERY_CHANGE_UP_TO
+        if crowded and time.monotonic() - self._sent_at < INTERVAL_S:
+            self._is_behind = True
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        self._sent_at = time.monotonic()
+        self._is_behind = False
+        nodes = tuple(self._nodes.values())
+        self._sink.publish(ProgressStateEvent(self.prompt_id, nodes, self.client_id))
+
+
+_state: ContextVar[ProgressRegistry | None] = ContextVar("progress_state", default=None)
+_latest: list[ProgressRegistry] = []
+
+
+def get_progress_state() -> ProgressRegistry:
+    """The registry of the running prompt; of the last one in threads that a node started.
+
+    Before the first prompt it is an empty one that reaches nobody.
+    """
+    registry = _state.get()
+    if registry is None:
+        registry = _latest[0] if _latest else ProgressRegistry("", DynamicPrompt({}))
+    return registry
+
+
+def reset_progress_state(registry: ProgressRegistry) -> None:
+    """Makes a registry the current one; the executor does so for each prompt."""
+    _state.set(registry)
+    _latest[:] = [registry]
+
+
+def make_progress_hook(
+    is_interrupted: Callable[[], None] = check_interrupt,
+) -> Callable[..., None]:
+    """The hook(value, total, preview, prompt_id=None, node_id=None) for progress bars.
+
+    Args:
+        is_interrupted: Raises the interruption if the prompt is to stop; called at each step.
+    """
+
+    def hook(
+        value: float,
+        total: float,
+        preview: PreviewImage | None = None,
+        prompt_id: str | None = None,  # noqa: ARG001 - given by callers of the public hook
+        node_id: str | None = None,
+    ) -> None:
+        is_interrupted()
+        registry = get_progress_state()
+        if node_id is None:
+            context = get_executing_context()
+            node_id = context.node_id if context is not None else registry.current_node
+        if node_id is not None:
+            registry.report(node_id, value, total, preview)
+
+    return hook

@@ -1,0 +1,103 @@
+"""The loop a worker thread runs: queue -> executor -> history."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from comfy_execution import events
+from comfy_execution.executor import PromptExecutor
+from comfy_execution.items import QueueItem, public_item
+from comfy_execution.queue import PromptQueue
+
+logger = logging.getLogger(__name__)
+
+IDLE_CHECK_S = 1.0
+
+
+@dataclass(frozen=True)
+class WorkerHooks:
+    """What happens between prompts.
+
+    Attributes:
+        unload_models: Frees the models that are on devices.
+        collect: Gives unused memory back to the system; called when the queue has become empty.
+    """
+
+    unload_models: Callable[[], None] = lambda: None
+    collect: Callable[[], None] = lambda: None
+
+
+class Worker:
+    """Runs prompts in its own thread until stopped.
+
+    Args:
+        queue: Where prompts come from and results go.
+        executor: Runs them.
+        hooks: Work between prompts.
+    """
+
+    def __init__(
+        self, queue: PromptQueue, executor: PromptExecutor, hooks: WorkerHooks | None = None
+    ) -> None:
+        self.queue = queue
+        self.executor = executor
+        self.hooks = hooks or WorkerHooks()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self.run, name="prompt-worker", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """Ends the loop after the running prompt; says whether the thread has ended in time."""
+        self._stopping.set()
+        self.queue.wake()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def run(self) -> None:
+        """The loop, in the calling thread."""
+        has_garbage = False
+        while not self._stopping.is_set():
+            found = self.queue.get(timeout=IDLE_CHECK_S)
+            if found is not None and not self._stopping.is_set():
+                self._run_prompt(*found)
+                has_garbage = True
+            has_garbage |= self._obey_flags()
+            if has_garbage and not self.queue.get_tasks_remaining():
+                self._between_prompts(self.hooks.collect)
+                has_garbage = False
+
+    def _run_prompt(self, item: QueueItem, key: int) -> None:
+        prompt_id, prompt, secrets = item[1], item[2], item[5]
+        executor = self.executor
+        try:
+            executor.execute(prompt, prompt_id, {**item[3], **secrets}, item[4])
+        except BaseException:  # the executor reports what nodes do; this is a fault of its own
+            logger.exception("the executor failed in prompt %s", prompt_id)
+            executor.success = False
+        self.queue.task_done(key, executor.history_result, executor.status, public_item)
+        client_id = item[3].get("client_id")
+        if client_id is not None:
+            executor.server.publish(events.Executing(None, prompt_id, client_id=client_id))
+
+    def _obey_flags(self) -> bool:
+        """Does what was asked for through flags; says whether something was freed."""
+        flags = self.queue.get_flags()
+        free_memory = bool(flags.get("free_memory", False))
+        unload = bool(flags.get("unload_models", free_memory))
+        if unload:
+            self._between_prompts(self.hooks.unload_models)
+        if free_memory:
+            self.executor.reset()
+        return unload or free_memory
+
+    def _between_prompts(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            logger.exception("work between prompts failed")
