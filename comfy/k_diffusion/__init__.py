@@ -1,0 +1,1 @@
+"""Solvers, under the package name custom nodes import."""

@@ -1,0 +1,18 @@
+"""Preparation of runs, under the names custom nodes import."""
+# ruff: noqa: F401
+
+from comfy.public import write_through
+from comfy.sampling.conditioning import convert_cond
+from comfy.sampling.masks import prepare_mask
+from comfy.sampling.preparation import (
+    cast_to_load_options,
+    cleanup_additional_models,
+    cleanup_models,
+    estimate_memory,
+    get_additional_models,
+    get_models_from_cond,
+    prepare_model_patcher,
+    prepare_sampling,
+)
+
+write_through(__name__)

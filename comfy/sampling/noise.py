@@ -1,0 +1,186 @@
+"""Where randomness comes from.
+
+The start noise is always drawn on the CPU from the seed, so one seed means one picture on every
+device. Step noise comes from a generator of its own (`default_noise_sampler`) or, for SDE solvers,
+from a Brownian tree, whose value over an interval does not depend on how the interval was reached.
+Seeds are exact integers modulo 2^64.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from comfy.nested_tensor import NestedTensor
+
+NoiseSampler = Callable[[Any, Any], Tensor]
+"""noise_sampler(sigma, sigma_next) -> unit-variance noise for the step between two levels."""
+
+SEED_MASK = 2**64 - 1
+
+
+def seed_global_generator(seed: int) -> torch.Generator:
+    """Seed torch's global CPU generator and return it.
+
+    This is the only place that touches the global generator. It is part of the public behaviour:
+    code that draws noise without a generator of its own continues the sequence that starts here.
+    """
+    return torch.manual_seed(seed & SEED_MASK)
+
+
+def prepare_noise_inner(
+    latent_image: Tensor, generator: torch.Generator, noise_inds: Any = None
+) -> Tensor:
+    """Unit noise in the shape and dtype of one latent, drawn on the CPU.
+
+    Args:
+        latent_image: [B, C, ...].
+        noise_inds: None for one draw of the whole batch, else [B] indices: item i receives the
+            noise_inds[i]-th of consecutive single draws, so equal indices share their noise.
+    """
+
+    def draw(batch: int) -> Tensor:
+        return torch.randn(
+            (batch, *latent_image.shape[1:]),
+            dtype=latent_image.dtype,
+            layout=latent_image.layout,
+            generator=generator,
+            device="cpu",
+        )
+
+    if noise_inds is None:
+        return draw(latent_image.shape[0])
+    wanted = [int(index) for index in np.asarray(noise_inds)]
+    drawn = {}
+    for index in range(max(wanted) + 1):
+        noise = draw(1)
+        if index in wanted:
+            drawn[index] = noise
+    return torch.cat([drawn[index] for index in wanted])
+
+
+def prepare_noise(latent_image: Any, seed: int, noise_inds: Any = None) -> Any:
+    """Start noise for a latent or a nested latent; seeds the global generator.
+
+    Args:
+        latent_image: [B, C, ...] or a `NestedTensor` of such, drawn one after the other.
+        seed: 0 .. 2^64 - 1.
+        noise_inds: See `prepare_noise_inner`.
+    """
+    generator = seed_global_generator(seed)
+    if getattr(latent_image, "is_nested", False):
+        parts = latent_image.unbind()
+        return NestedTensor([prepare_noise_inner(part, generator, noise_inds) for part in parts])
+    return prepare_noise_inner(latent_image, generator, noise_inds)
+
+
+def default_noise_sampler(x: Tensor, seed: int | None = None) -> NoiseSampler:
+    """Independent noise for each call, from a generator of its own on the device of x.
+
+    On the CPU the seed is moved by one: the start noise came from the same kind of generator, and
+    the first step noise must not repeat it. Without a seed the global generator is used.
+    """
+    generator = None
+    if seed is not None:
+        if x.device.type == "cpu":
+            seed += 1
+        generator = torch.Generator(device=x.device)
+        generator.manual_seed(seed & SEED_MASK)
+
+    def sample(sigma: Any, sigma_next: Any) -> Tensor:  # noqa: ARG001 - the form of a sampler
+        return torch.randn(
+            x.shape, dtype=x.dtype, layout=x.layout, device=x.device, generator=generator
+        )
+
+    return sample
+
+
+class BatchedBrownianTree:
+    """Brownian motion over [t0, t1], one tree for the batch or one for each seed of a list.
+
+    Args:
+        x: Any tensor of the wanted shape, dtype and device.
+        t0: One end of the interval.
+        t1: The other end; when smaller, increments change sign.
+        seed: Entropy, a sequence of one per batch item, or None for a random one.
+        **kwargs: `cpu=True` builds the tree on the CPU; the rest goes to torchsde.
+    """
+
+    def __init__(
+        self, x: Tensor, t0: Any, t1: Any, seed: int | Sequence[int] | None = None, **kwargs: Any
+    ) -> None:
+        import torchsde  # its import costs a second, and only SDE solvers need it
+
+        on_cpu = kwargs.pop("cpu", True)
+        start, end, self._sign = self._ordered(float(t0), float(t1))
+        origin = kwargs.pop("w0", None)
+        if origin is None:
+            origin = torch.zeros_like(x)
+        if seed is None:
+            seed = random.getrandbits(63)
+        self._per_item = not isinstance(seed, int)
+        seeds = list(seed) if self._per_item else [seed]
+        if self._per_item and len(seeds) != x.shape[0]:
+            raise ValueError(f"{len(seeds)} seeds for a batch of {x.shape[0]}; give one per item")
+        self._target = {"dtype": x.dtype, "device": x.device}
+        if on_cpu:
+            origin = origin.cpu()
+        origins = list(origin) if self._per_item else [origin]
+        self._trees = [
+            torchsde.BrownianTree(start, w0, end, entropy=entropy, **kwargs)
+            for w0, entropy in zip(origins, seeds)
+        ]
+
+    @staticmethod
+    def _ordered(first: float, second: float) -> tuple[float, float, int]:
+        return (first, second, 1) if first < second else (second, first, -1)
+
+    def __call__(self, t0: Any, t1: Any) -> Tensor:
+        """Increment between two times of the interval, shaped like x."""
+        start, end, sign = self._ordered(float(t0), float(t1))
+        increments = [tree(start, end).to(**self._target) for tree in self._trees]
+        total = torch.stack(increments) if self._per_item else increments[0]
+        return total * (self._sign * sign)
+
+
+class BrownianTreeNoiseSampler:
+    """Step noise from a Brownian tree: consistent however the interval is divided.
+
+    Args:
+        x: Latent whose shape, dtype and device the noise takes.
+        sigma_min: Lowest non-zero level of the run.
+        sigma_max: Highest level of the run.
+        seed: As in `BatchedBrownianTree`.
+        transform: From sigma to the tree's time.
+        cpu: Build the tree on the CPU whatever the device of x.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        sigma_min: Any,
+        sigma_max: Any,
+        seed: int | Sequence[int] | None = None,
+        transform: Callable[[Any], Any] = lambda sigma: sigma,
+        cpu: bool = False,
+    ) -> None:
+        self.transform = transform
+        low, high = transform(torch.as_tensor(sigma_min)), transform(torch.as_tensor(sigma_max))
+        self.tree = BatchedBrownianTree(x, low, high, seed, cpu=cpu)
+
+    def __call__(self, sigma: Any, sigma_next: Any) -> Tensor:
+        start = self.transform(torch.as_tensor(sigma))
+        end = self.transform(torch.as_tensor(sigma_next))
+        length = abs(float(end) - float(start))
+        return self.tree(start, end) / length**0.5
+
+
+def brownian_noise(x: Tensor, sigmas: Tensor, seed: int | None, cpu: bool = True) -> NoiseSampler:
+    """Brownian tree over the non-zero levels of a run."""
+    lowest = sigmas[sigmas > 0].min()
+    return BrownianTreeNoiseSampler(x, lowest, sigmas.max(), seed=seed, cpu=cpu)

@@ -1,0 +1,220 @@
+"""Linear multistep solvers: the ODE's slope is a polynomial through the latest slopes.
+
+All integrate dx / dsigma; they differ in the variable the polynomial is in and in how many slopes
+they keep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
+
+# Adams-Bashforth weights for equal steps, newest slope first; divided by their sum.
+EQUAL_STEP_WEIGHTS = ((1,), (3, -1), (23, -16, 5), (55, -59, 37, -9))
+
+# Exponential-integrator weights are integrals over this many points, a plain sum as in the
+# implementation pictures were made with.
+DEIS_POINTS = 10000
+# Levels 0.002 and 80 at times 1e-3 and 1 define the time in which DEIS interpolates.
+DEIS_TIME_START, DEIS_SIGMA_MIN, DEIS_SIGMA_MAX = 1e-3, 0.002, 80.0
+
+
+def _integrate(
+    run: Trajectory, x: Tensor, weights: Callable[[int], Sequence[float]], keep: int
+) -> Tensor:
+    """Steps of x += sum of weights(step) times the latest slopes, newest first.
+
+    The step to a clean level takes the estimate itself: no slope exists at zero.
+    """
+    slopes: list[Tensor] = []
+    for sigma, sigma_next in run:
+        denoised = run.denoise(x, sigma)
+        if sigma_next == 0:
+            x = denoised
+            continue
+        slopes = [(x - denoised) / sigma, *slopes][:keep]
+        for slope, weight in zip(slopes, weights(run.index)):
+            x = x + slope * weight
+    return x
+
+
+def lagrange_integrals(nodes: Sequence[float], start: float, end: float) -> list[float]:
+    """Integral from start to end of each Lagrange basis polynomial over the nodes, exactly."""
+    integrals = []
+    for place, node in enumerate(nodes):
+        basis = np.poly1d([1.0])
+        for other_place, other in enumerate(nodes):
+            if other_place != place:
+                basis = basis * np.poly1d([1.0, -other]) / (node - other)
+        primitive = basis.integ()
+        integrals.append(float(primitive(end) - primitive(start)))
+    return integrals
+
+
+def _newest(levels: Sequence[float], step: int, count: int) -> list[float]:
+    return [levels[step - back] for back in range(min(count, step + 1))]
+
+
+@torch.no_grad()
+def sample_lms(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    order: int = 4,
+) -> Tensor:
+    """Adams-Bashforth over the actual levels, up to the given order.
+
+    Source: Katherine Crowson's use of the classical method in sigma; Hairer et al., Solving ODEs I.
+    """
+    run = Trajectory(model, sigmas, extra_args, callback, disable)
+
+    def weights(step: int) -> Sequence[float]:
+        nodes = _newest(run.levels, step, order)
+        return lagrange_integrals(nodes, run.levels[step], run.levels[step + 1])
+
+    return _integrate(run, x, weights, order)
+
+
+@torch.no_grad()
+def sample_ipndm(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    max_order: int = 4,
+) -> Tensor:
+    """Adams-Bashforth with the weights of equal steps, whatever the levels.
+
+    Source: Zhang and Chen 2022, https://arxiv.org/abs/2204.13902, equation 14 (iPNDM).
+    """
+    run = Trajectory(model, sigmas, extra_args, callback, disable)
+
+    def weights(step: int) -> Sequence[float]:
+        row = EQUAL_STEP_WEIGHTS[min(max_order, step + 1) - 1]
+        length = run.levels[step + 1] - run.levels[step]
+        return [length * weight / sum(row) for weight in row]
+
+    return _integrate(run, x, weights, max_order)
+
+
+@torch.no_grad()
+def sample_ipndm_v(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    max_order: int = 4,
+) -> Tensor:
+    """iPNDM with weights for the actual steps (Zhou et al. 2023, https://arxiv.org/abs/2312.00094).
+
+    From the third order on the weights follow the published implementation, whose differences
+    from exact Adams-Bashforth weights pictures depend on.
+    """
+    run = Trajectory(model, sigmas, extra_args, callback, disable)
+
+    def weights(step: int) -> Sequence[float]:
+        count = min(max_order, step + 1)
+        ahead = run.levels[step + 1] - run.levels[step]
+        back = [run.levels[step - i] - run.levels[step - i - 1] for i in range(count - 1)]
+        return [ahead * share for share in _variable_step_shares(ahead, back)]
+
+    return _integrate(run, x, weights, max_order)
+
+
+def _variable_step_shares(ahead: float, back: Sequence[float]) -> list[float]:
+    """Shares of the latest slopes for a step `ahead` after the steps `back`, newest first."""
+    if not back:
+        return [1.0]
+    first = ahead / back[0]
+    shares = [1 + first / 2, -first / 2]
+    if len(back) >= 2:
+        two = ahead + back[0]
+        pair = back[0] + back[1]
+        bend = (1 - ahead / (3 * two) * (ahead * two) / (back[0] * pair)) / 2
+        ratio = back[0] / back[1]
+        shares = [shares[0] + bend, shares[1] - (1 + ratio) * bend, bend * ratio]
+    if len(back) >= 3:
+        three, triple = two + back[1], pair + back[2]
+        jerk = (1 - ahead / (3 * two)) / 2 + (1 - ahead / (2 * two)) * ahead / (6 * three)
+        jerk = jerk * (ahead * two * three) / (back[0] * pair * triple)
+        far = back[0] * pair / (back[1] * (back[1] + back[2]))
+        shares = [
+            shares[0] + jerk,
+            shares[1] - (1 + ratio + far) * jerk,
+            shares[2] + (ratio + far * (1 + back[1] / back[2])) * jerk,
+            -jerk * far * ratio,
+        ]
+    return shares
+
+
+def _deis_time(levels: np.ndarray) -> tuple[np.ndarray, float, float]:
+    """Variance-preserving times of levels, and the slope and start of their beta."""
+    high, low = math.log(DEIS_SIGMA_MAX**2 + 1), math.log(DEIS_SIGMA_MIN**2 + 1)
+    beta_slope = 2 * (low / DEIS_TIME_START - high) / (DEIS_TIME_START - 1)
+    beta_min = high - 0.5 * beta_slope
+    variance = np.log(levels**2 + 1)
+    return (
+        (np.sqrt(beta_min**2 + 2 * beta_slope * variance) - beta_min) / beta_slope,
+        beta_slope,
+        beta_min,
+    )
+
+
+@torch.no_grad()
+def sample_deis(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    max_order: int = 3,
+    deis_mode: str = "tab",
+) -> Tensor:
+    """Slopes as a polynomial in variance-preserving time, up to four of them (tAB-DEIS).
+
+    Source: Zhang and Chen 2022, https://arxiv.org/abs/2204.13902, equation 15.
+    """
+    if deis_mode != "tab":
+        raise ValueError(f"unknown deis_mode {deis_mode!r}; known: tab")
+    run = Trajectory(model, sigmas, extra_args, callback, disable)
+    times, beta_slope, beta_min = _deis_time(np.asarray(run.levels))
+
+    def weights(step: int) -> Sequence[float]:
+        nodes = _newest(times, step, max_order)
+        if len(nodes) == 1:
+            return [run.levels[step + 1] - run.levels[step]]
+        points = np.linspace(times[step], times[step + 1], DEIS_POINTS)
+        growth = beta_slope * points + beta_min  # d log(sigma^2 + 1) / d time
+        log_alpha = -(0.5 * beta_slope * points**2 + beta_min * points)
+        alpha = np.exp(log_alpha)
+        d_sigma = 0.5 * growth / np.sqrt(alpha * -np.expm1(log_alpha))
+        width = (times[step + 1] - times[step]) / DEIS_POINTS
+        return [
+            float(np.sum(d_sigma * _basis(nodes, j, points)) * width) for j in range(len(nodes))
+        ]
+
+    return _integrate(run, x, weights, max_order)
+
+
+def _basis(nodes: Sequence[float], place: int, points: np.ndarray) -> np.ndarray:
+    """A Lagrange basis polynomial at points."""
+    values = np.ones_like(points)
+    for other, node in enumerate(nodes):
+        if other != place:
+            values = values * (points - node) / (nodes[place] - node)
+    return values

@@ -1,0 +1,390 @@
+"""DPM-Solver on the predicted noise, with fixed or adaptive steps.
+
+Time is ``t = -log sigma``. Within a step the noise direction eps is expanded around its start; one,
+two or three evaluations give first, second or third order.
+Source: Lu et al. 2022, https://arxiv.org/abs/2206.00927, algorithms 1 and 2, section 3.3, appendix
+C.
+"""
+# ruff: noqa: ARG001, ARG002
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comfy.sampling.noise import NoiseSampler, default_noise_sampler
+from comfy.sampling.parameterisation import split_ancestral
+from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
+
+EpsCache = dict[str, Tensor]
+
+
+class PIDStepSizeController:
+    """Chooses the next step size from the last three errors.
+
+    Args:
+        h: First step size.
+        pcoeff, icoeff, dcoeff: Weights of the proportional, integral and derivative part.
+        order: Order of the error estimate.
+        accept_safety: Smallest growth factor of an accepted step.
+    Source: Söderlind 2003, Digital filters in adaptive time-stepping.
+    """
+
+    def __init__(
+        self,
+        h: float,
+        pcoeff: float,
+        icoeff: float,
+        dcoeff: float,
+        order: int = 1,
+        accept_safety: float = 0.81,
+        eps: float = 1e-8,
+    ) -> None:
+        self.h, self.accept_safety, self.eps = h, accept_safety, eps
+        self.b1 = (pcoeff + icoeff + dcoeff) / order
+        self.b2 = -(pcoeff + 2 * dcoeff) / order
+        self.b3 = dcoeff / order
+        self.errs: list[float] = []
+
+    def limiter(self, x: float) -> float:
+        """Soft bound of the growth factor around 1."""
+        return 1 + math.atan(x - 1)
+
+    def propose_step(self, error: float) -> bool:
+        """Take an error (1 is the tolerance); adapts h and says whether the step is accepted."""
+        inverse = 1 / (float(error) + self.eps)
+        if not self.errs:
+            self.errs = [inverse, inverse, inverse]
+        self.errs[0] = inverse
+        factor = self.errs[0] ** self.b1 * self.errs[1] ** self.b2 * self.errs[2] ** self.b3
+        factor = self.limiter(factor)
+        accepted = factor >= self.accept_safety
+        if accepted:
+            self.errs = [self.errs[0], self.errs[0], self.errs[1]]
+        self.h *= factor
+        return accepted
+
+
+class DPMSolver:
+    """Single steps of the solver, and drivers over a span of time.
+
+    Times are numbers or 0-dimensional tensors.
+
+    Args:
+        model: The denoiser.
+        extra_args: Passed to every model call.
+        eps_callback: Called after each model call.
+        info_callback: Called once a step with x, i, t, t_up, denoised and the driver's facts.
+    """
+
+    def __init__(
+        self,
+        model: Denoiser,
+        extra_args: dict[str, Any] | None = None,
+        eps_callback: Callable[[], None] | None = None,
+        info_callback: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.extra_args = extra_args or {}
+        self.eps_callback, self.info_callback = eps_callback, info_callback
+        self._run = Trajectory(model, torch.zeros(1), self.extra_args, disable=True)
+
+    def t(self, sigma: Any) -> Any:
+        """Time of a level."""
+        return -sigma.log() if torch.is_tensor(sigma) else -math.log(sigma)
+
+    def sigma(self, t: Any) -> Any:
+        """Level of a time."""
+        return t.neg().exp() if torch.is_tensor(t) else math.exp(-t)
+
+    def eps(
+        self, eps_cache: EpsCache, key: str, x: Tensor, t: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, EpsCache]:
+        """Noise direction of x at time t, remembered under a key."""
+        if key in eps_cache:
+            return eps_cache[key], eps_cache
+        eps = self._run.slope(x, float(self.sigma(t)), report=False)
+        if self.eps_callback is not None:
+            self.eps_callback()
+        return eps, {key: eps, **eps_cache}
+
+    def dpm_solver_1_step(
+        self, x: Tensor, t: Any, t_next: Any, eps_cache: EpsCache | None = None
+    ) -> tuple[Tensor, EpsCache]:
+        """First-order step."""
+        h = float(t_next - t)
+        eps, cache = self.eps(eps_cache or {}, "eps", x, t)
+        return x - eps * (float(self.sigma(t_next)) * math.expm1(h)), cache
+
+    def dpm_solver_2_step(
+        self, x: Tensor, t: Any, t_next: Any, r1: float = 0.5, eps_cache: EpsCache | None = None
+    ) -> tuple[Tensor, EpsCache]:
+        """Second-order step with an evaluation at the fraction r1."""
+        h, sigma_next = float(t_next - t), float(self.sigma(t_next))
+        eps, cache = self.eps(eps_cache or {}, "eps", x, t)
+        s1 = t + r1 * h
+        u1 = x - eps * (float(self.sigma(s1)) * math.expm1(r1 * h))
+        eps_r1, cache = self.eps(cache, "eps_r1", u1, s1)
+        gain = sigma_next * math.expm1(h)
+        return x - eps * gain - (eps_r1 - eps) * (gain / (2 * r1)), cache
+
+    def dpm_solver_3_step(
+        self,
+        x: Tensor,
+        t: Any,
+        t_next: Any,
+        r1: float = 1 / 3,
+        r2: float = 2 / 3,
+        eps_cache: EpsCache | None = None,
+    ) -> tuple[Tensor, EpsCache]:
+        """Third-order step with evaluations at the fractions r1 and r2."""
+        h, sigma_next = float(t_next - t), float(self.sigma(t_next))
+        eps, cache = self.eps(eps_cache or {}, "eps", x, t)
+        s1, s2 = t + r1 * h, t + r2 * h
+        sigma1, sigma2 = float(self.sigma(s1)), float(self.sigma(s2))
+        u1 = x - eps * (sigma1 * math.expm1(r1 * h))
+        eps_r1, cache = self.eps(cache, "eps_r1", u1, s1)
+        bend = math.expm1(r2 * h) / (r2 * h) - 1
+        u2 = x - eps * (sigma2 * math.expm1(r2 * h)) - (eps_r1 - eps) * (sigma2 * r2 / r1 * bend)
+        eps_r2, cache = self.eps(cache, "eps_r2", u2, s2)
+        bend = math.expm1(h) / h - 1
+        x = x - eps * (sigma_next * math.expm1(h)) - (eps_r2 - eps) * (sigma_next / r2 * bend)
+        return x, cache
+
+    def _info(self, **facts: Any) -> None:
+        if self.info_callback is not None:
+            self.info_callback(facts)
+
+    def _towards(self, t: float, t_next: float, t_limit: float, eta: float) -> tuple[float, float]:
+        """(time of the deterministic part, deviation of the fresh noise) of a step."""
+        if not eta:
+            return t_next, 0.0
+        down, _ = split_ancestral(self.sigma(t), self.sigma(t_next), eta)
+        time = min(t_limit, self.t(down)) if down > 0 else t_limit
+        return time, math.sqrt(max(self.sigma(t_next) ** 2 - self.sigma(time) ** 2, 0.0))
+
+    def dpm_solver_fast(
+        self,
+        x: Tensor,
+        t_start: Any,
+        t_end: Any,
+        nfe: int,
+        eta: float = 0.0,
+        s_noise: float = 1.0,
+        noise_sampler: NoiseSampler | None = None,
+    ) -> Tensor:
+        """Steps of equal length whose orders add up to `nfe` evaluations."""
+        noise_sampler = noise_sampler or default_noise_sampler(x, self.extra_args.get("seed"))
+        t_start, t_end = float(t_start), float(t_end)
+        if eta and not t_end > t_start:
+            raise ValueError("eta must be 0 for sampling from low to high noise")
+        count = nfe // 3 + 1
+        tail = [2, 1] if nfe % 3 == 0 else [nfe % 3]
+        orders = [3] * (count - len(tail)) + tail
+        times = torch.linspace(t_start, t_end, count + 1).tolist()
+        for i, order in enumerate(orders):
+            t, t_next = times[i], times[i + 1]
+            t_down, sigma_up = self._towards(t, t_next, t_end, eta)
+            eps, cache = self.eps({}, "eps", x, t)
+            self._info(x=x, i=i, t=t, t_up=t, denoised=x - eps * self.sigma(t))
+            x, _ = self._step(order, x, t, t_down, cache)
+            if sigma_up > 0:
+                noise = noise_sampler(self._level(t), self._level(t_next))
+                x = x + noise * (sigma_up * s_noise)
+        return x
+
+    def _level(self, t: float) -> Tensor:
+        return torch.tensor(self.sigma(t))
+
+    def _step(
+        self, order: int, x: Tensor, t: float, t_next: float, cache: EpsCache
+    ) -> tuple[Tensor, EpsCache]:
+        if order == 1:
+            return self.dpm_solver_1_step(x, t, t_next, eps_cache=cache)
+        if order == 2:
+            return self.dpm_solver_2_step(x, t, t_next, eps_cache=cache)
+        return self.dpm_solver_3_step(x, t, t_next, eps_cache=cache)
+
+    def dpm_solver_adaptive(
+        self,
+        x: Tensor,
+        t_start: Any,
+        t_end: Any,
+        order: int = 3,
+        rtol: float = 0.05,
+        atol: float = 0.0078,
+        h_init: float = 0.05,
+        pcoeff: float = 0.0,
+        icoeff: float = 1.0,
+        dcoeff: float = 0.0,
+        accept_safety: float = 0.81,
+        eta: float = 0.0,
+        s_noise: float = 1.0,
+        noise_sampler: NoiseSampler | None = None,
+    ) -> tuple[Tensor, dict[str, int]]:
+        """Steps whose error, from two orders that share evaluations, stays below a tolerance.
+
+        Returns:
+            (x at t_end, counts: steps, nfe, n_accept, n_reject).
+        """
+        if order not in (2, 3):
+            raise ValueError(f"order must be 2 or 3, got {order}")
+        noise_sampler = noise_sampler or default_noise_sampler(x, self.extra_args.get("seed"))
+        t_start, t_end = float(t_start), float(t_end)
+        forward = t_end > t_start
+        if eta and not forward:
+            raise ValueError("eta must be 0 for sampling from low to high noise")
+        control = PIDStepSizeController(
+            abs(h_init) * (1 if forward else -1), pcoeff, icoeff, dcoeff,
+            1.5 if eta else order, accept_safety,
+        )  # fmt: skip
+        counts = {"steps": 0, "nfe": 0, "n_accept": 0, "n_reject": 0}
+        t, x_prev = t_start, x
+        while (t < t_end - 1e-5) if forward else (t > t_end + 1e-5):
+            t_next = min(t_end, t + control.h) if forward else max(t_end, t + control.h)
+            t_down, sigma_up = self._towards(t, t_next, t_end, eta)
+            x_low, x_high, denoised = self._pair(order, x, t, t_down)
+            delta = torch.clamp(torch.maximum(x_low.abs(), x_prev.abs()) * rtol, min=atol)
+            error = torch.linalg.norm((x_low - x_high) / delta) / x.numel() ** 0.5
+            accepted = control.propose_step(float(error))
+            if accepted:
+                x_prev, x = x_low, x_high
+                if sigma_up > 0:
+                    noise = noise_sampler(self._level(t), self._level(t_next))
+                    x = x + noise * (sigma_up * s_noise)
+                t = t_next
+            counts["n_accept" if accepted else "n_reject"] += 1
+            counts["nfe"] += order
+            counts["steps"] += 1
+            self._info(
+                x=x, i=counts["steps"] - 1, t=t, t_up=t, denoised=denoised, error=error,
+                h=control.h, **counts,
+            )  # fmt: skip
+        return x, counts
+
+    def _pair(
+        self, order: int, x: Tensor, t: float, t_next: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Steps of order - 1 and order from shared evaluations, and the estimate at t."""
+        eps, cache = self.eps({}, "eps", x, t)
+        denoised = x - eps * self.sigma(t)
+        if order == 2:
+            low, cache = self.dpm_solver_1_step(x, t, t_next, cache)
+            high, _ = self.dpm_solver_2_step(x, t, t_next, eps_cache=cache)
+        else:
+            low, cache = self.dpm_solver_2_step(x, t, t_next, r1=1 / 3, eps_cache=cache)
+            high, _ = self.dpm_solver_3_step(x, t, t_next, eps_cache=cache)
+        return low, high, denoised
+
+
+def _reporter(
+    solver: DPMSolver, callback: StepCallback | None
+) -> Callable[[dict[str, Any]], None] | None:
+    if callback is None:
+        return None
+    return lambda info: callback(
+        {"sigma": solver._level(info["t"]), "sigma_hat": solver._level(info["t_up"]), **info}
+    )
+
+
+def _span(sigmas: Tensor) -> tuple[float, float]:
+    """Ends of a run; a clean last level is replaced by the one before it."""
+    levels = sigmas.tolist()
+    return levels[0], levels[-1] if levels[-1] > 0 else levels[-2]
+
+
+@torch.no_grad()
+def sample_dpm_fast(
+    model: Denoiser,
+    x: Tensor,
+    sigma_min: float,
+    sigma_max: float,
+    n: int,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    eta: float = 0.0,
+    s_noise: float = 1.0,
+    noise_sampler: NoiseSampler | None = None,
+) -> Tensor:
+    """DPM-Solver-Fast with n evaluations between two levels."""
+    if sigma_min <= 0 or sigma_max <= 0:
+        raise ValueError(f"levels must be above 0, got {sigma_min} and {sigma_max}")
+    solver = DPMSolver(model, extra_args)
+    solver.info_callback = _reporter(solver, callback)
+    start, end = solver.t(float(sigma_max)), solver.t(float(sigma_min))
+    return solver.dpm_solver_fast(x, start, end, n, eta, s_noise, noise_sampler)
+
+
+@torch.no_grad()
+def sample_dpm_adaptive(
+    model: Denoiser,
+    x: Tensor,
+    sigma_min: float,
+    sigma_max: float,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    order: int = 3,
+    rtol: float = 0.05,
+    atol: float = 0.0078,
+    h_init: float = 0.05,
+    pcoeff: float = 0.0,
+    icoeff: float = 1.0,
+    dcoeff: float = 0.0,
+    accept_safety: float = 0.81,
+    eta: float = 0.0,
+    s_noise: float = 1.0,
+    noise_sampler: NoiseSampler | None = None,
+    return_info: bool = False,
+) -> Any:
+    """DPM-Solver-12 or -23 with adaptive steps between two levels."""
+    if sigma_min <= 0 or sigma_max <= 0:
+        raise ValueError(f"levels must be above 0, got {sigma_min} and {sigma_max}")
+    solver = DPMSolver(model, extra_args)
+    solver.info_callback = _reporter(solver, callback)
+    x, info = solver.dpm_solver_adaptive(
+        x, solver.t(float(sigma_max)), solver.t(float(sigma_min)), order, rtol, atol, h_init,
+        pcoeff, icoeff, dcoeff, accept_safety, eta, s_noise, noise_sampler,
+    )  # fmt: skip
+    return (x, info) if return_info else x
+
+
+@torch.no_grad()
+def dpm_fast_over_levels(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    **options: Any,
+) -> Tensor:
+    """`sample_dpm_fast` between the ends of a schedule, one evaluation for each of its steps."""
+    if len(sigmas) <= 1:
+        return x
+    high, low = _span(sigmas)
+    return sample_dpm_fast(
+        model, x, low, high, len(sigmas) - 1, extra_args, callback, disable, **options
+    )
+
+
+@torch.no_grad()
+def dpm_adaptive_over_levels(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    **options: Any,
+) -> Tensor:
+    """`sample_dpm_adaptive` between the ends of a schedule."""
+    if len(sigmas) <= 1:
+        return x
+    high, low = _span(sigmas)
+    return sample_dpm_adaptive(model, x, low, high, extra_args, callback, disable, **options)

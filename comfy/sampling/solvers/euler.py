@@ -1,0 +1,222 @@
+"""First-order solvers: one model evaluation a step, no memory of earlier ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comfy.sampling.noise import NoiseSampler
+from comfy.sampling.parameterisation import EXPLODING, split_ancestral
+from comfy.sampling.solvers.cfg_pp import UnconditionalCapture
+from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory, churn
+
+
+@torch.no_grad()
+def sample_euler(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    s_churn: float = 0.0,
+    s_tmin: float = 0.0,
+    s_tmax: float = math.inf,
+    s_noise: float = 1.0,
+) -> Tensor:
+    """Explicit Euler steps on the probability-flow ODE, optionally with churn.
+
+    Source: Karras et al. 2022, https://arxiv.org/abs/2206.00364, algorithm 2 without correction.
+    """
+    run = Trajectory(model, sigmas, extra_args, callback, disable)
+    for sigma, sigma_next in run:
+        x, sigma_hat = churn(x, sigma, run.steps, s_churn, s_tmin, s_tmax, s_noise)
+        denoised = run.denoise(x, sigma_hat)
+        x = x + (x - denoised) * ((sigma_next - sigma_hat) / sigma_hat)
+    return x
+
+
+@torch.no_grad()
+def sample_euler_ancestral(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    eta: float = 1.0,
+    s_noise: float = 1.0,
+    noise_sampler: NoiseSampler | None = None,
+) -> Tensor:
+    """Euler steps below the next level, then fresh noise up to it.
+
+    Source: Song et al. 2020, https://arxiv.org/abs/2010.02502, in sigma; the flow split keeps the
+    marginal of the straight path.
+    """
+    run = Trajectory(model, sigmas, extra_args, callback, disable)
+    run.use_noise(x, noise_sampler)
+    for sigma, sigma_next in run:
+        denoised = run.denoise(x, sigma)
+        if sigma_next == 0:
+            x = denoised
+            continue
+        sigma_down, scale, sigma_up = run.path.ancestral_step(sigma, sigma_next, eta)
+        x = (x * (sigma_down / sigma) + denoised * (1 - sigma_down / sigma)) * scale
+        if eta > 0:
+            x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_up)
+    return x
+
+
+@torch.no_grad()
+def sample_euler_ancestral_cfg_pp(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    eta: float = 1.0,
+    s_noise: float = 1.0,
+    noise_sampler: NoiseSampler | None = None,
+) -> Tensor:
+    """CFG++: land on the guided estimate, carry on along the unconditional noise direction.
+
+    Source: Chung et al. 2024, https://arxiv.org/abs/2406.08070, algorithm 1, with DDIM's eta.
+    """
+    capture = UnconditionalCapture(extra_args)
+    run = Trajectory(model, sigmas, capture.extra_args, callback, disable)
+    run.use_noise(x, noise_sampler)
+    for sigma, sigma_next in run:
+        denoised = run.denoise(x, sigma)
+        if sigma_next == 0:
+            x = denoised
+            continue
+        alpha, alpha_next = run.path.alpha(sigma), run.path.alpha(sigma_next)
+        noise_direction = (x - alpha * capture.denoised) / sigma
+        # sigma / alpha: both levels as if the path were variance exploding
+        ratio_next = sigma_next / alpha_next
+        if alpha > 0:
+            sigma_down, sigma_up = split_ancestral(sigma / alpha, ratio_next, eta)
+        else:  # from pure noise, fresh noise replaces all of the old
+            sigma_down, sigma_up = (0.0, ratio_next) if eta > 0 else (ratio_next, 0.0)
+        x = alpha_next * (denoised + noise_direction * sigma_down)
+        if eta > 0 and s_noise > 0:
+            x = x + run.draw(sigma, sigma_next) * (alpha_next * s_noise * sigma_up)
+    return x
+
+
+@torch.no_grad()
+def sample_euler_cfg_pp(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+) -> Tensor:
+    """CFG++ without fresh noise (Chung et al. 2024)."""
+    return sample_euler_ancestral_cfg_pp(
+        model, x, sigmas, extra_args, callback, disable, eta=0.0, s_noise=0.0
+    )
+
+
+@torch.no_grad()
+def sample_ddpm(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    noise_sampler: NoiseSampler | None = None,
+) -> Tensor:
+    """Draws from the Gaussian posterior between two levels, as if variance exploding.
+
+    Source: Ho et al. 2020, https://arxiv.org/abs/2006.11239, equations 6 and 7, in sigma.
+    """
+    run = Trajectory(model, sigmas, extra_args, callback, disable)
+    run.use_noise(x, noise_sampler)
+    for sigma, sigma_next in run:
+        denoised = run.denoise(x, sigma)
+        sigma_down, _, sigma_up = EXPLODING.ancestral_step(sigma, sigma_next, 1.0)
+        x = denoised + (x - denoised) * (sigma_down / sigma)
+        if sigma_next > 0:
+            x = x + run.draw(sigma, sigma_next) * sigma_up
+    return x
+
+
+@torch.no_grad()
+def sample_lcm(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    noise_sampler: NoiseSampler | None = None,
+) -> Tensor:
+    """Multistep consistency sampling: jump to the clean estimate, noise it again.
+
+    Source: Song et al. 2023, https://arxiv.org/abs/2303.01469, algorithm 1; Luo et al. 2023,
+    https://arxiv.org/abs/2310.04378.
+    """
+    run = Trajectory(model, sigmas, extra_args, callback, disable)
+    run.use_noise(x, noise_sampler)
+    for sigma, sigma_next in run:
+        x = run.denoise(x, sigma)
+        if sigma_next > 0:
+            x = x * run.path.alpha(sigma_next) + run.draw(sigma, sigma_next) * sigma_next
+    return x
+
+
+def _gradient_estimation(run: Trajectory, x: Tensor, gamma: float, capture: Any) -> Tensor:
+    previous: Tensor | None = None
+    for sigma, sigma_next in run:
+        denoised = run.denoise(x, sigma)
+        origin = denoised if capture is None else capture.denoised
+        slope = (x - origin) / sigma
+        if sigma_next == 0:
+            x = denoised
+            continue
+        x = x + slope * (sigma_next - sigma) if capture is None else denoised + slope * sigma_next
+        if previous is not None:
+            x = x + (slope - previous) * ((gamma - 1) * (sigma_next - sigma))
+        previous = slope
+    return x
+
+
+@torch.no_grad()
+def sample_gradient_estimation(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    ge_gamma: float = 2.0,
+) -> Tensor:
+    """Euler steps along a slope extrapolated from the last two.
+
+    Source: Permenter and Yuan 2023, https://arxiv.org/abs/2306.04848, algorithm 1.
+    """
+    run = Trajectory(model, sigmas, extra_args, callback, disable)
+    return _gradient_estimation(run, x, ge_gamma, None)
+
+
+@torch.no_grad()
+def sample_gradient_estimation_cfg_pp(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    ge_gamma: float = 2.0,
+) -> Tensor:
+    """Gradient estimation with CFG++: slopes point away from the unconditional estimate."""
+    capture = UnconditionalCapture(extra_args)
+    run = Trajectory(model, sigmas, capture.extra_args, callback, disable)
+    return _gradient_estimation(run, x, ge_gamma, capture)

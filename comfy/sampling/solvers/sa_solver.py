@@ -1,0 +1,196 @@
+"""SA-Solver: stochastic Adams methods in half-log-SNR.
+
+With a noise share tau the exact step is
+x(t) = sigma_t / sigma_s * e^(-tau^2 h) * x + alpha_t * (1 + tau^2) * integral of
+e^((1 + tau^2)(lambda - lambda_t)) * D(lambda) + sigma_t * sqrt(1 - e^(-2 tau^2 h)) * noise;
+the estimate D is a polynomial through the latest ones, the predictor's without and the corrector's
+with the one at t.
+Source: Xue et al. 2023, https://arxiv.org/abs/2309.05019, equations 14 to 18.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from comfy.sampling.noise import NoiseSampler
+from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
+
+TauFunction = Callable[[Any], float]
+"""From a level to its noise share."""
+
+# Part of the sampling in which noise is added unless the caller says otherwise.
+DEFAULT_START_PERCENT, DEFAULT_END_PERCENT = 0.2, 0.8
+
+
+def get_tau_interval_func(start_sigma: float, end_sigma: float, eta: float = 1.0) -> TauFunction:
+    """tau = eta between two levels (start above end), 0 outside."""
+
+    def tau(sigma: Any) -> float:
+        if eta <= 0:
+            return 0.0
+        return eta if start_sigma >= float(sigma) >= end_sigma else 0.0
+
+    return tau
+
+
+def _moments(start: float, end: float, rate: float, count: int) -> list[float]:
+    """rate * integral over [start, end] of e^(rate (s - end)) * (s - end)^k, for k < count."""
+    h = start - end
+    moments = [-math.expm1(rate * h)]
+    for power in range(1, count):
+        moments.append(-(h**power) * math.exp(rate * h) - power / rate * moments[-1])
+    return moments
+
+
+def adams_weights(
+    nodes: Sequence[float], start: float, end: float, tau: float, alpha: float
+) -> list[float]:
+    """Weights of the estimates at half-log-SNRs `nodes` for a step from start to end."""
+    moments = _moments(start, end, 1 + tau**2, len(nodes))
+    weights = []
+    for place, node in enumerate(nodes):
+        basis = np.poly1d([1.0])
+        for other_place, other in enumerate(nodes):
+            if other_place != place:
+                basis = basis * np.poly1d([1.0, end - other]) / (node - other)
+        coefficients = basis.coeffs[::-1]
+        weights.append(alpha * sum(c * m for c, m in zip(coefficients, moments)))
+    return weights
+
+
+def simple_weights(
+    nodes: Sequence[float], start: float, end: float, tau: float, alpha: float, corrector: bool
+) -> list[float]:
+    """Second-order weights in the manner of UniPC: equal to `adams_weights` to leading order."""
+    rate, h = 1 + tau**2, end - start
+    total = -math.expm1(-h * rate) * alpha
+    if corrector:
+        last = alpha * 0.5 * rate * h
+        return [total - last, last]
+    older = alpha * 0.5 * rate * h**2 / (nodes[-2] - start)
+    return [older, total - older]
+
+
+class _Orders:
+    """Orders of predictor and corrector by step: rising at the start, falling at the end."""
+
+    def __init__(self, run: Trajectory, predictor: int, corrector: int, pece: bool) -> None:
+        self.steps, self.clean_end = run.steps, run.levels[-1] == 0
+        self.predictor, self.corrector, self.pece = predictor, corrector, pece
+
+    def at(self, step: int, known: int) -> tuple[int, int]:
+        predictor, corrector = min(self.predictor, known), min(self.corrector, known)
+        last_to_clean = self.clean_end and step == self.steps - 1
+        if step == 0 or (last_to_clean and not self.pece):
+            corrector = 0
+        if self.clean_end:
+            predictor = min(predictor, self.steps - 1 - step)
+            corrector = min(corrector, self.steps - step)
+        return predictor, corrector
+
+
+@torch.no_grad()
+def sample_sa_solver(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    tau_func: TauFunction | None = None,
+    s_noise: float = 1.0,
+    noise_sampler: NoiseSampler | None = None,
+    predictor_order: int = 3,
+    corrector_order: int = 4,
+    use_pece: bool = False,
+    simple_order_2: bool = False,
+) -> Tensor:
+    """Stochastic Adams predictor and corrector.
+
+    Args:
+        tau_func: Noise share by level; the default adds noise in the middle of the sampling.
+        use_pece: Evaluate the corrected latent again.
+        simple_order_2: Use simpler weights at order two.
+    """
+    if len(sigmas) <= 1:
+        return x
+    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True)
+    run.use_noise(x, noise_sampler)
+    tau_of = tau_func or _default_tau(run)
+    lambdas = [run.path.half_log_snr(sigma) for sigma in run.levels]
+    orders = _Orders(run, predictor_order, corrector_order, use_pece)
+    keep = max(predictor_order, corrector_order)
+    estimates: list[Tensor] = []
+    predicted, noise, tau, h = x, None, 0.0, 0.0
+
+    def weighted(order: int, step: int, to: int, corrector: bool) -> Tensor:
+        start = lambdas[step - 1] if corrector else lambdas[step]
+        nodes = lambdas[step - order + 1 : step + 1]
+        alpha = run.path.alpha(run.levels[to])
+        if simple_order_2 and order == 2:
+            weights = simple_weights(nodes, start, lambdas[to], tau, alpha, corrector)
+        else:
+            weights = adams_weights(nodes, start, lambdas[to], tau, alpha)
+        return sum(w * estimate for w, estimate in zip(weights, estimates[-order:]))
+
+    for sigma, sigma_next in run:
+        step = run.index
+        denoised = run.denoise(predicted, sigma)
+        estimates = [*estimates, denoised][-keep:]
+        predictor, corrector = orders.at(step, len(estimates))
+        if corrector == 0:
+            x = predicted
+        else:
+            x = x * (sigma / run.levels[step - 1] * math.exp(-(tau**2) * h))
+            x = x + weighted(corrector, step, step, corrector=True)
+            if noise is not None:  # the predictor's noise of this step
+                x = x + noise
+            if use_pece:
+                denoised = run.denoise(x, sigma, report=False)
+                estimates[-1] = denoised
+        if sigma_next == 0:
+            predicted = denoised
+            continue
+        tau, h, noise = float(tau_of(sigma_next)), lambdas[step + 1] - lambdas[step], None
+        predicted = x * (sigma_next / sigma * math.exp(-(tau**2) * h))
+        predicted = predicted + weighted(predictor, step, step + 1, corrector=False)
+        if tau > 0 and s_noise > 0:
+            deviation = math.sqrt(-math.expm1(-2 * tau**2 * h))
+            noise = run.draw(sigma, sigma_next) * (sigma_next * deviation * s_noise)
+            predicted = predicted + noise
+    return predicted
+
+
+def _default_tau(run: Trajectory) -> TauFunction:
+    if run.sampling is None:
+        return get_tau_interval_func(0.0, 0.0, eta=0.0)
+    to_sigma = run.sampling.percent_to_sigma
+    return get_tau_interval_func(to_sigma(DEFAULT_START_PERCENT), to_sigma(DEFAULT_END_PERCENT))
+
+
+@torch.no_grad()
+def sample_sa_solver_pece(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    tau_func: TauFunction | None = None,
+    s_noise: float = 1.0,
+    noise_sampler: NoiseSampler | None = None,
+    predictor_order: int = 3,
+    corrector_order: int = 4,
+    simple_order_2: bool = False,
+) -> Tensor:
+    """SA-Solver that evaluates the corrected latent again."""
+    return sample_sa_solver(
+        model, x, sigmas, extra_args, callback, disable, tau_func, s_noise, noise_sampler,
+        predictor_order, corrector_order, use_pece=True, simple_order_2=simple_order_2,
+    )  # fmt: skip

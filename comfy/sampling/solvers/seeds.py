@@ -1,0 +1,182 @@
+"""Stochastic exponential integrators with two or three evaluations a step.
+
+The noise of the stages is one Wiener path: each stage carries the previous one's noise on and adds
+the part of its own interval.
+Source: Gonzalez et al. 2023, https://arxiv.org/abs/2305.14267 (SEEDS), for the data prediction; the
+second-order weights are those of Hochbruck and Ostermann 2005.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comfy.sampling.noise import NoiseSampler
+from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
+
+
+def _h_phi_2(h: float) -> float:
+    """h * phi_2(h) = (e^h - 1 - h) / h."""
+    return (math.expm1(h) - h) / h
+
+
+class _Step:
+    """One step between two levels in half-log-SNR, with the noise gathered so far.
+
+    Args:
+        run: The trajectory; its path gives levels and alphas.
+        x: Latent at the start.
+        sigma, sigma_next: Levels of the step.
+        eta: Share of the reverse SDE's noise; 0 is deterministic.
+        s_noise: Factor of the noise; 0 draws none.
+    """
+
+    def __init__(
+        self, run: Trajectory, x: Tensor, levels: tuple[float, float], eta: float, s_noise: float
+    ) -> None:
+        self.run, self.x, (self.sigma, self.sigma_next) = run, x, levels
+        self.eta, self.s_noise = eta, s_noise
+        self.start = run.path.half_log_snr(self.sigma)
+        self.h = run.path.half_log_snr(self.sigma_next) - self.start
+        self.h_eta = self.h * (eta + 1)
+        self._noise: Tensor | None = None
+        self._reached, self._sigma = 0.0, self.sigma
+
+    def sigma_at(self, fraction: float) -> float:
+        """Level at a fraction of the step."""
+        return self.run.path.sigma_at(self.start + fraction * self.h)
+
+    def advance(
+        self, fraction: float, sigma_to: float, estimates: list[tuple[float, Tensor]]
+    ) -> Tensor:
+        """x at a fraction of the step: decay, weighted estimates, noise."""
+        alpha = self.run.path.alpha(sigma_to)
+        x = self.x * (sigma_to / self.sigma * math.exp(-fraction * self.h * self.eta))
+        for weight, estimate in estimates:
+            x = x - estimate * (alpha * weight)
+        if self.eta > 0 and self.s_noise > 0:
+            x = x + self._noise_at(fraction, sigma_to) * (sigma_to * self.s_noise)
+        return x
+
+    def _noise_at(self, fraction: float, sigma_to: float) -> Tensor:
+        decay = (self._reached - fraction) * self.h * self.eta
+        fresh = self.run.draw(self._sigma, sigma_to) * math.sqrt(-math.expm1(2 * decay))
+        if self._noise is not None:
+            fresh = fresh + self._noise * math.exp(decay)
+        self._noise, self._reached, self._sigma = fresh, fraction, sigma_to
+        return fresh
+
+
+@torch.no_grad()
+def sample_seeds_2(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    eta: float = 1.0,
+    s_noise: float = 1.0,
+    noise_sampler: NoiseSampler | None = None,
+    r: float = 0.5,
+    solver_type: str = "phi_1",
+) -> Tensor:
+    """SEEDS-2: an intermediate level at the fraction r.
+
+    Args:
+        solver_type: "phi_1" combines the two estimates linearly, "phi_2" with the exact weights of
+            a linear estimate.
+    """
+    if solver_type not in ("phi_1", "phi_2"):
+        raise ValueError(f"unknown solver_type {solver_type!r}; known: phi_1, phi_2")
+    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True)
+    run.use_noise(x, noise_sampler)
+    for sigma, sigma_next in run:
+        denoised = run.denoise(x, sigma)
+        if sigma_next == 0:
+            x = denoised
+            continue
+        step = _Step(run, x, (sigma, sigma_next), eta, s_noise)
+        sigma_mid = step.sigma_at(r)
+        middle = step.advance(r, sigma_mid, [(math.expm1(-r * step.h_eta), denoised)])
+        denoised_2 = run.denoise(middle, sigma_mid, report=False)
+        whole = math.expm1(-step.h_eta)
+        second = whole / (2 * r) if solver_type == "phi_1" else _h_phi_2(-step.h_eta) / r
+        x = step.advance(1.0, sigma_next, [(whole - second, denoised), (second, denoised_2)])
+    return x
+
+
+@torch.no_grad()
+def sample_exp_heun_2_x0(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    solver_type: str = "phi_2",
+) -> Tensor:
+    """Exponential Heun on the clean estimate, deterministic: SEEDS-2 with r = 1 and no noise."""
+    return sample_seeds_2(
+        model, x, sigmas, extra_args, callback, disable,
+        eta=0.0, s_noise=0.0, r=1.0, solver_type=solver_type,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def sample_exp_heun_2_x0_sde(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    eta: float = 1.0,
+    s_noise: float = 1.0,
+    noise_sampler: NoiseSampler | None = None,
+    solver_type: str = "phi_2",
+) -> Tensor:
+    """Exponential Heun on the clean estimate with noise: SEEDS-2 with r = 1."""
+    return sample_seeds_2(
+        model, x, sigmas, extra_args, callback, disable, eta, s_noise, noise_sampler,
+        r=1.0, solver_type=solver_type,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def sample_seeds_3(
+    model: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: StepCallback | None = None,
+    disable: bool | None = None,
+    eta: float = 1.0,
+    s_noise: float = 1.0,
+    noise_sampler: NoiseSampler | None = None,
+    r_1: float = 1.0 / 3,
+    r_2: float = 2.0 / 3,
+) -> Tensor:
+    """SEEDS-3: two intermediate levels at the fractions r_1 and r_2."""
+    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True)
+    run.use_noise(x, noise_sampler)
+    for sigma, sigma_next in run:
+        denoised = run.denoise(x, sigma)
+        if sigma_next == 0:
+            x = denoised
+            continue
+        step = _Step(run, x, (sigma, sigma_next), eta, s_noise)
+        sigma_1, sigma_2 = step.sigma_at(r_1), step.sigma_at(r_2)
+        stage = step.advance(r_1, sigma_1, [(math.expm1(-r_1 * step.h_eta), denoised)])
+        denoised_2 = run.denoise(stage, sigma_1, report=False)
+        second = r_2 / r_1 * _h_phi_2(-r_2 * step.h_eta)
+        first = math.expm1(-r_2 * step.h_eta) - second
+        stage = step.advance(r_2, sigma_2, [(first, denoised), (second, denoised_2)])
+        denoised_3 = run.denoise(stage, sigma_2, report=False)
+        third = _h_phi_2(-step.h_eta) / r_2
+        first = math.expm1(-step.h_eta) - third
+        x = step.advance(1.0, sigma_next, [(first, denoised), (third, denoised_3)])
+    return x
