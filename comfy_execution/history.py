@@ -40,9 +40,21 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
                 job = job_from_history(prompt_id, _unpack(blob))
                 self._entries[prompt_id] = _Stored(fingerprint, job, None)
 
-    def add(self, prompt_id: str, entry: dict[str, Any], fingerprint: str) -> None:
-        """Stores an entry as the newest one, in place of an older one with the same id."""
-        blob = zlib.compress(dump_json(entry).encode("utf-8"), 1)
+    def add(
+        self,
+        prompt_id: str,
+        entry: dict[str, Any],
+        fingerprint: str,
+        prompt_text: str | None = None,
+    ) -> None:
+        """Stores an entry as the newest one, in place of an older one with the same id.
+
+        Args:
+            entry: Its ``prompt`` is a queue item without secrets.
+            fingerprint: Digest of the posted body.
+            prompt_text: JSON text that takes the place of the prompt in the queue item.
+        """
+        blob = zlib.compress(_entry_text(entry, prompt_text).encode("utf-8"), 1)
         job = job_from_history(prompt_id, entry)
         self._entries.pop(prompt_id, None)
         if self._journal is not None:
@@ -99,6 +111,16 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+def _entry_text(entry: dict[str, Any], prompt_text: str | None) -> str:
+    if prompt_text is None:
+        return dump_json(entry)
+    number, prompt_id, _, *others = entry["prompt"]
+    number, prompt_id, *others = map(dump_json, (number, prompt_id, *others))
+    item = ",".join([number, prompt_id, prompt_text, *others])
+    rest = dump_json({key: value for key, value in entry.items() if key != "prompt"})
+    return f'{{"prompt":[{item}],{rest[1:]}'
 
 
 def _unpack(blob: bytes) -> dict[str, Any]:

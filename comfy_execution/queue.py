@@ -50,6 +50,7 @@ class Interrupt(Protocol):
 class _Pending:
     order: tuple[float, int]
     item: QueueItem = field(compare=False)
+    prompt_text: str = field(compare=False)  # what the history will show, whatever happens to item
 
 
 class PromptQueue:
@@ -79,6 +80,7 @@ class PromptQueue:
         self._pending: list[_Pending] = []
         self._fingerprints: dict[str, str] = {}
         self._history = HistoryStore(history_limit, journal)
+        self._texts: dict[int, str] = {}
         self._arrivals = 0
         self._paused = False
         self._interrupt_listeners: list[Callable[[str], None]] = []
@@ -115,7 +117,7 @@ class PromptQueue:
                     self._fingerprints.pop(prompt_id, None)
                 raise
         with self.mutex:
-            bisect.insort(self._pending, _Pending((float(number), arrival), entry))
+            bisect.insort(self._pending, _Pending((float(number), arrival), entry, prompt_text))
             self._changed()
             self.not_empty.notify()
         return Submission(SubmissionKind.ACCEPTED, prompt_id, number)
@@ -136,7 +138,8 @@ class PromptQueue:
             for item, fingerprint in entries:
                 self._arrivals += 1
                 self._fingerprints[item[1]] = fingerprint
-                bisect.insort(self._pending, _Pending((float(item[0]), self._arrivals), item))
+                order = (float(item[0]), self._arrivals)
+                bisect.insort(self._pending, _Pending(order, item, dump_json(item[2])))
             self._paused = paused
             self._changed()
             self.not_empty.notify_all()
@@ -145,7 +148,7 @@ class PromptQueue:
         """Puts a prompt that a previous process did not finish into the history."""
         with self.mutex:
             self._fingerprints[item[1]] = fingerprint
-            self._record(item[1], list(public_item(item)), {"meta": {}}, status)
+            self._record(public_item(item), {"meta": {}}, status, None)
 
     # --- the worker's side --------------------------------------------------------------------
 
@@ -164,9 +167,11 @@ class PromptQueue:
                 self.not_empty.wait(timeout)
                 if timeout is not None and (self._paused or not self._pending):
                     return None
-            item = self._pending.pop(0).item
+            entry = self._pending.pop(0)
+            item = entry.item
             key = self._arrivals = self._arrivals + 1
             self.currently_running[key] = item
+            self._texts[key] = entry.prompt_text
             if self.interrupt_flag is not None:
                 self.interrupt_flag.clear()
             if self._journal is not None:
@@ -191,8 +196,9 @@ class PromptQueue:
         """
         with self.mutex:
             item = self.currently_running.pop(item_id)
-            kept = list(process_item(item) if process_item is not None else public_item(item))
-            self._record(item[1], kept, history_result, status)
+            text = self._texts.pop(item_id)
+            kept = process_item(item) if process_item is not None else public_item(item)
+            self._record(kept, history_result, status, text if kept[2] is item[2] else None)
             self._changed()
         self._announce_finished(item[1])
 
@@ -280,8 +286,8 @@ class PromptQueue:
             for entry in self._pending:
                 if entry.item[1] == prompt_id:
                     self._pending.remove(entry)
-                    kept = list(public_item(entry.item))
-                    self._record(prompt_id, kept, {"meta": {}}, _cancelled_status(prompt_id))
+                    status = _cancelled_status(prompt_id)
+                    self._record(public_item(entry.item), {"meta": {}}, status, entry.prompt_text)
                     self._changed()
                     break
             else:
@@ -324,7 +330,8 @@ class PromptQueue:
             for number, entry in zip(numbers, ordered):
                 self._arrivals += 1
                 item = (int(number) if number.is_integer() else number, *entry.item[1:])
-                self._pending.append(_Pending((number, self._arrivals), item))
+                order = (number, self._arrivals)
+                self._pending.append(_Pending(order, item, entry.prompt_text))
             self._journal_order()
             self._changed()
             return [entry.item[1] for entry in self._pending]
@@ -337,7 +344,8 @@ class PromptQueue:
                     self._pending.remove(entry)
                     self._arrivals += 1
                     item = (number, *entry.item[1:])
-                    bisect.insort(self._pending, _Pending((float(number), self._arrivals), item))
+                    order = (float(number), self._arrivals)
+                    bisect.insort(self._pending, _Pending(order, item, entry.prompt_text))
                     self._journal_order()
                     self._changed()
                     return True
@@ -411,18 +419,19 @@ class PromptQueue:
 
     def _record(
         self,
-        prompt_id: str,
-        item: list[Any],
+        item: Sequence[Any],
         result: Mapping[str, Any],
         status: items.ExecutionStatus | None,
+        prompt_text: str | None,
     ) -> None:
         entry: dict[str, Any] = {
-            "prompt": item,
+            "prompt": list(item),
             "outputs": {},
             "status": status._asdict() if status is not None else None,
         }
         entry.update(result)
-        self._history.add(prompt_id, entry, self._fingerprints.pop(prompt_id, ""))
+        fingerprint = self._fingerprints.pop(item[1], "")
+        self._history.add(item[1], entry, fingerprint, prompt_text)
 
     def _journal_order(self) -> None:
         if self._journal is not None:

@@ -130,6 +130,10 @@ class NodeSpec:
         """An input's name in messages; nested inputs of schemas show the last part."""
         return name if self.hidden_as_arguments else name.rsplit(".", 1)[-1]
 
+    def argument_name(self, name: str) -> str:
+        """The argument in which an input's value arrives; schemas nest dotted names in one."""
+        return name if self.hidden_as_arguments else name.split(".", 1)[0]
+
     def make_instance(self) -> Any:
         """The object whose method runs; kept between prompts for the same node id."""
         return self.node_class()

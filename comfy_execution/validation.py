@@ -219,7 +219,7 @@ class _Validation:
                 found += self._check_link(name, info, value, received_types, custom)
             elif not info.options.get("rawLink"):
                 checked, error = check_literal(
-                    name, info, value, custom is None or custom.leaves(name)
+                    name, info, value, custom is None or custom.leaves(spec.argument_name(name))
                 )
                 inputs[name] = checked
                 if error is not None:
@@ -293,7 +293,11 @@ class _Validation:
                 name: [hidden.get(kind) if isinstance(kind, str) else None]
                 for name, kind in spec.hidden.items()
             }
-        values = {name: value for name, value in values.items() if custom.takes(name)}
+        values = {
+            name: value
+            for name, value in values.items()
+            if custom.takes(spec.argument_name(name))
+        }
         arguments = values
         if custom.takes_types:
             arguments = values | {"input_types": [received_types]}
