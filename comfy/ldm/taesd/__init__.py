@@ -1,0 +1,1 @@
+"""TAESD: a tiny autoencoder for previews."""

@@ -1,0 +1,1 @@
+"""Public names of the preview autoencoder."""

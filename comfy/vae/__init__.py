@@ -1,0 +1,1 @@
+"""Autoencoders as nodes use them: the VAE class, and the table of kinds it recognises."""

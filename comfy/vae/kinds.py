@@ -1,0 +1,140 @@
+"""Recognises autoencoders by the keys and shapes of their weights; each kind is one function and
+one row."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comfy.ldm.autoencoder.kl import AutoencoderKL
+from comfy.ldm.autoencoder.layers import AutoencoderConfig
+from comfy.ldm.taesd.model import TAESD
+from comfy.vae.spec import AutoencoderSpec
+
+StateDict = Mapping[str, Tensor]
+Metadata = Mapping[str, str] | None
+BASE_RESOLUTION = 1024  # any; only says at which level an attention sits
+
+
+def _count(keys: StateDict, prefix: str) -> int:
+    """How many numbers follow a prefix."""
+    pattern = re.compile(re.escape(prefix) + r"(\d+)\.")
+    return len({found[1] for key in keys if (found := pattern.match(key))})
+
+
+def _norm_groups(metadata: Metadata) -> int:
+    """Norm groups from a file's header; 32, as everywhere, when it does not say."""
+    hints = json.loads((metadata or {}).get("vae_config") or "{}")
+    return int(hints.get("norm_num_groups", 32))
+
+
+def kl_config(weights: StateDict, metadata: Metadata = None) -> AutoencoderConfig:
+    """Sizes of a KL autoencoder from its weights (of the decoder alone, too)."""
+    ch = weights["decoder.norm_out.weight"].shape[0]
+    levels = _count(weights, "decoder.up.")
+    widths = [weights[f"decoder.up.{n}.block.0.conv1.weight"].shape[0] for n in range(levels)]
+    z_channels = weights["decoder.conv_in.weight"].shape[1]
+    moments = weights.get("encoder.conv_out.weight")
+    with_attention = [n for n in range(levels) if f"decoder.up.{n}.attn.0.q.weight" in weights]
+    return AutoencoderConfig(
+        ch=ch,
+        ch_mult=tuple(width // ch for width in widths),
+        num_res_blocks=_count(weights, "decoder.up.0.block.") - 1,
+        z_channels=z_channels,
+        in_channels=weights["encoder.conv_in.weight"].shape[1] if moments is not None else 3,
+        out_ch=weights["decoder.conv_out.weight"].shape[0],
+        double_z=moments is None or moments.shape[0] == 2 * z_channels,
+        attn_resolutions=tuple(BASE_RESOLUTION >> n for n in with_attention),
+        resolution=BASE_RESOLUTION,
+        norm_num_groups=_norm_groups(metadata),
+    )
+
+
+def detect_kl(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
+    """The KL autoencoder of Stable Diffusion, SDXL, SD3 and Flux."""
+    first = weights.get("decoder.conv_in.weight")
+    if first is None or first.ndim != 4 or "decoder.mid.attn_1.q.weight" not in weights:
+        return None
+    if "decoder.mid.block_1.mix_factor" in weights or "bn.running_mean" in weights:
+        return None
+    config = kl_config(weights, metadata)
+    inner = weights.get("post_quant_conv.weight")
+    embed_dim = None if inner is None else inner.shape[1]
+    return AutoencoderSpec(
+        name="AutoencoderKL",
+        build=functools.partial(AutoencoderKL, config, embed_dim),
+        memory_encode=kl_memory_encode,
+        memory_decode=kl_memory_decode,
+        latent_channels=config.z_channels if embed_dim is None else embed_dim,
+        output_channels=config.out_ch,
+        downscale_ratio=config.downscale_ratio,
+        upscale_ratio=config.downscale_ratio,
+    )
+
+
+def kl_memory_encode(shape: Sequence[int], dtype: torch.dtype) -> float:
+    """Bytes to encode a picture ``[B, 3, H, W]``; measured on the full-size network."""
+    return 1767 * shape[2] * shape[3] * dtype.itemsize
+
+
+def kl_memory_decode(shape: Sequence[int], dtype: torch.dtype) -> float:
+    """Bytes to decode a latent ``[B, z, h, w]``, 64 pixels a cell; measured on the full-size
+    network."""
+    return 2178 * shape[2] * shape[3] * 64 * dtype.itemsize
+
+
+def detect_taesd(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
+    """TAESD, the small autoencoder for previews."""
+    del metadata
+    first = weights.get("taesd_decoder.1.weight")
+    if first is None:
+        return None
+    channels = first.shape[1]
+    return AutoencoderSpec(
+        name="TAESD",
+        build=functools.partial(TAESD, latent_channels=channels),
+        memory_encode=kl_memory_encode,
+        memory_decode=kl_memory_decode,
+        latent_channels=channels,
+        default_weights={"vae_scale": torch.ones_like, "vae_shift": torch.zeros_like},
+    )
+
+
+Detector = Callable[[StateDict, Metadata], AutoencoderSpec | None]
+
+# Name -> how to recognise it; the first that does wins.
+AUTOENCODERS: dict[str, Detector] = {
+    "taesd": detect_taesd,
+    "kl": detect_kl,
+}
+
+
+def detect_autoencoder(weights: StateDict, metadata: Metadata = None) -> AutoencoderSpec | None:
+    """The kind of autoencoder some weights belong to; None when they belong to none."""
+    for detect in AUTOENCODERS.values():
+        spec = detect(weights, metadata)
+        if spec is not None:
+            return spec
+    return None
+
+
+def custom_spec(config: Mapping[str, Any]) -> AutoencoderSpec:
+    """A KL autoencoder of given ``ddconfig`` and ``embed_dim``, whatever its weights look like."""
+    params = config.get("params", config)
+    sizes = AutoencoderConfig.from_options(dict(params["ddconfig"]))
+    embed_dim = params.get("embed_dim")
+    return AutoencoderSpec(
+        name="AutoencoderKL",
+        build=functools.partial(AutoencoderKL, sizes, embed_dim),
+        memory_encode=kl_memory_encode,
+        memory_decode=kl_memory_decode,
+        latent_channels=sizes.z_channels if embed_dim is None else embed_dim,
+        downscale_ratio=sizes.downscale_ratio,
+        upscale_ratio=sizes.downscale_ratio,
+    )

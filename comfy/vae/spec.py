@@ -1,0 +1,69 @@
+"""What the VAE class has to know about a kind of autoencoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Ratio = float | tuple[Any, ...]  # cells per pixel, or (function of frames, ratio, ratio) for video
+
+
+def from_unit_range(pixels: Tensor) -> Tensor:
+    """0..1 to -1..1."""
+    return pixels * 2.0 - 1.0
+
+
+def to_unit_range(pixels: Tensor) -> Tensor:
+    """-1..1 to 0..1, cut off outside; in place."""
+    return pixels.add_(1.0).div_(2.0).clamp_(0.0, 1.0)
+
+
+def unchanged(pixels: Tensor) -> Tensor:
+    """For autoencoders that work on values as they are."""
+    return pixels
+
+
+@dataclass(frozen=True)
+class AutoencoderSpec:
+    """Facts about one autoencoder.
+
+    Attributes:
+        name: For messages.
+        build: Makes the network, given ``dtype`` and ``device``.
+        latent_channels, latent_dim: Channels of a latent and its spatial (and time) axes.
+        downscale_ratio, upscale_ratio: Pixels per latent cell.
+        memory_encode, memory_decode: Bytes that a batch of a given shape takes, ``(shape, dtype)``.
+        working_dtypes: Types it computes well in, best first.
+        process_input, process_output: Between pictures in 0..1 and what the network takes and
+            gives.
+        downscale_index_formula, upscale_index_formula: Where a tile begins, when that is not the
+            ratio's doing.
+        not_video: Whether a batch of pictures is a batch also where the latent has a time axis.
+        crop_input: Whether pictures are cut to a multiple of the ratio.
+        pad_channel_value: What missing channels are filled with; None: they may not be missing.
+        default_weights: Values of parameters a file may lack (see `comfy.weights.fill`).
+    """
+
+    name: str
+    build: Callable[..., nn.Module]
+    memory_encode: Callable[[Sequence[int], torch.dtype], float]
+    memory_decode: Callable[[Sequence[int], torch.dtype], float]
+    latent_channels: int = 4
+    latent_dim: int = 2
+    output_channels: int = 3
+    downscale_ratio: Ratio = 8
+    upscale_ratio: Ratio = 8
+    working_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)
+    process_input: Callable[[Tensor], Tensor] = from_unit_range
+    process_output: Callable[[Tensor], Tensor] = to_unit_range
+    downscale_index_formula: tuple[Any, ...] | None = None
+    upscale_index_formula: tuple[Any, ...] | None = None
+    not_video: bool = False
+    crop_input: bool = True
+    pad_channel_value: float | str | None = None
+    extra_1d_channel: int | None = None
+    default_weights: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)

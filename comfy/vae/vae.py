@@ -1,0 +1,465 @@
+"""VAE: what a node gets on a VAE socket: pictures to latents and back, whole or in tiles."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comfy import interrupt
+from comfy.devices import memory, placement, precision, residency
+from comfy.patching.patcher import ModelPatcher
+from comfy.vae import tiled
+from comfy.vae.kinds import custom_spec, detect_autoencoder
+from comfy.vae.spec import AutoencoderSpec
+from comfy.weights.fill import IncompleteWeightsError, fill, in_words
+
+logger = logging.getLogger(__name__)
+
+StateDict = Mapping[str, Tensor]
+
+
+class NotFiniteError(ValueError):
+    """A latent or picture holds NaN or infinite values."""
+
+
+class VAE:
+    """An autoencoder, in the types and on the devices the policies choose.
+
+    Pictures are ``[B, H, W, C]`` in 0..1 (video: ``[B, T, H, W, C]``), latents ``[B, C, h, w]``
+    (``[B, C, T, h, w]``).
+
+    Attributes:
+        first_stage_model: The network.
+        patcher: The patcher around it.
+        device, output_device: Where it runs; where results go.
+        vae_dtype: Type it computes in.
+        downscale_ratio, upscale_ratio: Pixels per latent cell; for video (function of frames,
+            ratio, ratio).
+        latent_channels, latent_dim, output_channels: Shape of latents and pictures.
+        memory_used_encode, memory_used_decode: ``(shape, dtype)`` -> bytes of a run.
+        disable_offload: Never stream its weights.
+    """
+
+    def __init__(
+        self,
+        sd: StateDict | None = None,
+        device: torch.device | None = None,
+        config: Mapping[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Recognise weights and build their network.
+
+        Args:
+            sd: Weights by key, without a checkpoint's prefix.
+            device: Where to run; the policy's choice by default.
+            config: ``ddconfig`` and ``embed_dim`` of a KL autoencoder, instead of recognising one.
+            dtype: Type to compute in; the policy's choice by default.
+            metadata: The file's header, for what shapes do not tell.
+        Raises:
+            IncompleteWeightsError: The weights are of no known kind, or not all there.
+        """
+        weights = dict(sd or {})
+        spec = custom_spec(config) if config is not None else detect_autoencoder(weights, metadata)
+        if spec is None:
+            raise IncompleteWeightsError(
+                f"no autoencoder was recognised: found {in_words(list(weights))}; a checkpoint "
+                "without one needs a VAE file of its own: load it with a Load VAE node"
+            )
+        self._adopt(spec)
+        self.device: torch.device = placement.vae_device() if device is None else device
+        self.vae_dtype: torch.dtype = dtype or precision.vae_dtype(self.device, spec.working_dtypes)
+        self.output_device: torch.device = placement.intermediate_device()
+        model = spec.build(dtype=self.vae_dtype, device="meta" if weights else None)
+        if weights:
+            fill(model, weights, f"autoencoder ({spec.name})", spec.default_weights)
+        self.first_stage_model: nn.Module = model.eval()
+        self.patcher = ModelPatcher(model, self.device, placement.vae_offload_device())
+        self.size: int | None = None
+        self.disable_offload = False
+        logger.info("Autoencoder %s: weights in %s", spec.name, str(self.vae_dtype)[6:])
+
+    def _adopt(self, spec: AutoencoderSpec) -> None:
+        """Take over the facts as the attributes nodes read and change."""
+        self.spec = spec
+        self.latent_channels, self.latent_dim = spec.latent_channels, spec.latent_dim
+        self.output_channels = spec.output_channels
+        self.downscale_ratio, self.upscale_ratio = spec.downscale_ratio, spec.upscale_ratio
+        self.downscale_index_formula = spec.downscale_index_formula
+        self.upscale_index_formula = spec.upscale_index_formula
+        self.memory_used_encode: Callable[..., float] = spec.memory_encode
+        self.memory_used_decode: Callable[..., float] = spec.memory_decode
+        self.process_input: Callable[[Tensor], Tensor] = spec.process_input
+        self.process_output: Callable[[Tensor], Tensor] = spec.process_output
+        self.working_dtypes = list(spec.working_dtypes)
+        self.not_video, self.crop_input = spec.not_video, spec.crop_input
+        self.pad_channel_value = spec.pad_channel_value
+        self.extra_1d_channel = spec.extra_1d_channel
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    def throw_exception_if_invalid(self) -> None:
+        """Raise ValueError when there is no network (somebody took it away)."""
+        if self.first_stage_model is None:
+            raise ValueError("this VAE has no network; load one with a Load VAE node")
+
+    def model_size(self) -> int:
+        """Bytes of the weights."""
+        if self.size is None:
+            self.size = memory.module_size(self.first_stage_model)
+        return self.size
+
+    def get_sd(self) -> dict[str, Tensor]:
+        """Weights by key."""
+        return self.first_stage_model.state_dict()
+
+    def spacial_compression_encode(self) -> Any:
+        """Pixels per latent cell along a side, when encoding."""
+        return _spatial(self.downscale_ratio)
+
+    def spacial_compression_decode(self) -> Any:
+        """Pixels per latent cell along a side, when decoding."""
+        return _spatial(self.upscale_ratio)
+
+    def temporal_compression_decode(self) -> int | None:
+        """Frames per latent frame; None without a time axis."""
+        if not isinstance(self.upscale_ratio, tuple) or not callable(self.upscale_ratio[0]):
+            return None
+        return round(self.upscale_ratio[0](8192) / 8192)
+
+    def vae_encode_crop_pixels(self, pixels: Tensor) -> Tensor:
+        """Cut pictures to a multiple of the ratio, equally on both sides."""
+        if not self.crop_input:
+            return pixels
+        ratio = self.spacial_compression_encode()
+        axes = range(1, pixels.ndim - 1) if pixels.ndim < 5 else range(2, pixels.ndim - 1)
+        for axis in axes:
+            size = pixels.shape[axis]
+            kept = int(size // ratio * ratio)
+            if kept != size:
+                pixels = pixels.narrow(axis, int(size % ratio) // 2, kept)
+        return pixels
+
+    # -- whole -----------------------------------------------------------------------------------
+
+    def decode(self, samples_in: Tensor, vae_options: Mapping[str, Any] | None = None) -> Tensor:
+        """Pictures of latents; in tiles when memory runs out."""
+        self.throw_exception_if_invalid()
+        samples_in = self._latent_without_time(samples_in)
+        self._check_channels(samples_in)
+        try:
+            self._load(self.memory_used_decode(samples_in.shape, self.vae_dtype))
+            run = self._decoder(vae_options or {})
+            batch = self._batch_size(self.memory_used_decode, samples_in[:1].shape)
+            pixels = _in_batches(samples_in, batch, lambda part: self.process_output(run(part)))
+        except torch.OutOfMemoryError:
+            logger.warning("Out of memory while decoding; decoding in tiles instead")
+            memory.soft_empty_cache()
+            pixels = self._decode_in_default_tiles(samples_in)
+        return pixels.movedim(1, -1)
+
+    def encode(self, pixel_samples: Tensor) -> Tensor:
+        """Latents of pictures; in tiles when memory runs out."""
+        self.throw_exception_if_invalid()
+        pixels = self._pixels_in(pixel_samples)
+        try:
+            self._load(self.memory_used_encode(pixels.shape, self.vae_dtype))
+            batch = self._batch_size(self.memory_used_encode, pixels[:1].shape)
+            return _in_batches(pixels, batch, self._encoder())
+        except torch.OutOfMemoryError:
+            logger.warning("Out of memory while encoding; encoding in tiles instead")
+            memory.soft_empty_cache()
+            return self._encode_in_default_tiles(pixels)
+
+    # -- in tiles --------------------------------------------------------------------------------
+
+    def decode_tiled(
+        self,
+        samples: Tensor,
+        tile_x: int | None = None,
+        tile_y: int | None = None,
+        overlap: int | None = None,
+        tile_t: int | None = None,
+        overlap_t: int | None = None,
+    ) -> Tensor:
+        """Pictures of latents, tile by tile; sizes in latent cells."""
+        self.throw_exception_if_invalid()
+        samples = self._latent_without_time(samples)
+        self._check_channels(samples)
+        self._load(self.memory_used_decode(samples.shape, self.vae_dtype))
+        dims = samples.ndim - 2
+        given = _given(tile_x=tile_x, tile_y=tile_y, overlap=overlap)
+        if dims == 1 or self.extra_1d_channel is not None:
+            given.pop("tile_y", None)
+            pixels = self.decode_tiled_1d(samples, **given)
+        elif dims == 2:
+            pixels = self.decode_tiled_(samples, **given)
+        else:
+            given["overlap"] = _video_overlap(overlap, overlap_t)
+            if tile_t is not None:
+                given["tile_t"] = max(2, tile_t)
+            pixels = self.decode_tiled_3d(samples, **given)
+        return pixels.movedim(1, -1)
+
+    def encode_tiled(
+        self,
+        pixel_samples: Tensor,
+        tile_x: int | None = None,
+        tile_y: int | None = None,
+        overlap: int | None = None,
+        tile_t: int | None = None,
+        overlap_t: int | None = None,
+    ) -> Tensor:
+        """Latents of pictures, tile by tile; sizes in pixels."""
+        self.throw_exception_if_invalid()
+        pixels = self._pixels_in(pixel_samples)
+        self._load(self.memory_used_encode(pixels.shape, self.vae_dtype))
+        given = _given(tile_x=tile_x, tile_y=tile_y, overlap=overlap)
+        if self.latent_dim == 1:
+            given.pop("tile_y", None)
+            return self.encode_tiled_1d(pixels, **given)
+        if self.latent_dim == 2:
+            return self.encode_tiled_(pixels, **given)
+        given["overlap"] = _video_overlap(overlap, overlap_t)
+        frames = pixels.shape[2]
+        if tile_t is not None:
+            frames = max(2, min(frames, tile_t))
+        whole = self.upscale_ratio[0](self.downscale_ratio[0](frames))
+        return self.encode_tiled_3d(pixels, tile_t=whole, **given)
+
+    def decode_tiled_(
+        self, samples: Tensor, tile_x: int = 64, tile_y: int = 64, overlap: int = 16
+    ) -> Tensor:
+        """``[B, C, H, W]`` pictures of ``[B, c, h, w]`` latents."""
+        run = self._decoder({})
+        ratio, channels = self.upscale_ratio, self.output_channels
+        out = tiled.three_tilings(
+            samples, run, tile_x, tile_y, overlap, ratio, channels, self.output_device
+        )
+        return self.process_output(out)
+
+    def encode_tiled_(
+        self, pixel_samples: Tensor, tile_x: int = 512, tile_y: int = 512, overlap: int = 64
+    ) -> Tensor:
+        """``[B, c, h, w]`` latents of ``[B, C, H, W]`` pictures."""
+        scale = 1 / self.downscale_ratio
+        return tiled.three_tilings(
+            pixel_samples,
+            self._encoder(),
+            tile_x,
+            tile_y,
+            overlap,
+            scale,
+            self.latent_channels,
+            self.output_device,
+        )
+
+    def decode_tiled_1d(self, samples: Tensor, tile_x: int = 256, overlap: int = 32) -> Tensor:
+        """Sound ``[B, C, L]`` of latents ``[B, c, l]`` (or ``[B, c, k, l]``)."""
+        shape = samples.shape
+        flat = samples.reshape(shape[0], -1, shape[-1]) if samples.ndim > 3 else samples
+        run = self._decoder({})
+
+        def decode(part: Tensor) -> Tensor:
+            return run(part.reshape(-1, *shape[1:-1], part.shape[-1]))
+
+        out = tiled.tiles_1d(
+            flat,
+            decode,
+            tile_x,
+            overlap,
+            self.upscale_ratio,
+            self.output_channels,
+            self.output_device,
+        )
+        return self.process_output(out)
+
+    def encode_tiled_1d(
+        self, samples: Tensor, tile_x: int = 256 * 2048, overlap: int = 64 * 2048
+    ) -> Tensor:
+        """Latents ``[B, c, l]`` of sound ``[B, C, L]``."""
+        scale = 1 / self.downscale_ratio
+        channels = self.latent_channels * (self.extra_1d_channel or 1)
+        run = self._encoder()
+
+        def encode(part: Tensor) -> Tensor:
+            out = run(part)
+            return out.reshape(out.shape[0], channels, out.shape[-1])
+
+        out = tiled.tiles_1d(samples, encode, tile_x, overlap, scale, channels, self.output_device)
+        if self.extra_1d_channel is None:
+            return out
+        return out.reshape(samples.shape[0], self.latent_channels, self.extra_1d_channel, -1)
+
+    def decode_tiled_3d(
+        self,
+        samples: Tensor,
+        tile_t: int = 999,
+        tile_x: int = 32,
+        tile_y: int = 32,
+        overlap: tuple[int, int, int] = (1, 8, 8),
+    ) -> Tensor:
+        """Video ``[B, C, T, H, W]`` of latents ``[B, c, t, h, w]``."""
+        out = tiled.tiles_3d(
+            samples,
+            self._decoder({}),
+            (tile_t, tile_x, tile_y),
+            overlap,
+            self.upscale_ratio,
+            self.upscale_index_formula,
+            self.output_channels,
+            self.output_device,
+        )
+        return self.process_output(out)
+
+    def encode_tiled_3d(
+        self,
+        samples: Tensor,
+        tile_t: int = 9999,
+        tile_x: int = 512,
+        tile_y: int = 512,
+        overlap: tuple[int, int, int] = (1, 64, 64),
+    ) -> Tensor:
+        """Latents ``[B, c, t, h, w]`` of video ``[B, C, T, H, W]``."""
+        return tiled.tiles_3d(
+            samples,
+            self._encoder(),
+            (tile_t, tile_x, tile_y),
+            overlap,
+            self.downscale_ratio,
+            self.downscale_index_formula,
+            self.latent_channels,
+            self.output_device,
+            downscale=True,
+        )
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def _load(self, required: float) -> None:
+        residency.load_models_gpu(
+            [self.patcher], memory_required=required, force_full_load=self.disable_offload
+        )
+
+    def _batch_size(self, estimate: Callable[..., float], shape: Any) -> int:
+        """How many pictures of a shape fit beside the weights."""
+        free = self.patcher.get_free_memory(self.device)
+        return max(1, int(free / max(1, estimate(shape, self.vae_dtype))))
+
+    def _latent_without_time(self, samples: Tensor) -> Tensor:
+        """First frame of a video latent for an autoencoder of pictures."""
+        return samples[:, :, 0] if self.latent_dim == 2 and samples.ndim == 5 else samples
+
+    def _check_channels(self, samples: Tensor) -> None:
+        if samples.shape[1] != self.latent_channels:
+            raise ValueError(
+                f"the latent has {samples.shape[1]} channels, this VAE decodes "
+                f"{self.latent_channels}: it belongs to another model"
+            )
+
+    def _pixels_in(self, pixels: Tensor) -> Tensor:
+        """Pictures as the network takes them: cut to size, channels first, time axis if it has
+        one."""
+        pixels = self.vae_encode_crop_pixels(pixels).movedim(-1, 1)
+        if self.latent_dim == 3 and pixels.ndim < 5:
+            pixels = pixels.unsqueeze(2) if self.not_video else pixels.movedim(1, 0)[None]
+        return pixels
+
+    def _run(self, part: Tensor) -> Tensor:
+        return part.to(device=self.device, dtype=self.vae_dtype)
+
+    def _decoder(self, options: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
+        """Latents to raw pictures, float32 on the output device; NaN is retried or an error."""
+
+        def decode(part: Tensor) -> Tensor:
+            interrupt.throw_exception_if_processing_interrupted()
+            out = self.first_stage_model.decode(self._run(part), **options)
+            out = out.to(self.output_device).float()
+            if not _is_finite(out):
+                out = self._decode_again(part, options)
+            return out
+
+        return decode
+
+    def _decode_again(self, part: Tensor, options: Mapping[str, Any]) -> Tensor:
+        """Once more in float32, when a lower precision may be what gave NaN."""
+        if not _is_finite(part):
+            raise NotFiniteError(
+                "the latent to decode holds NaN or infinite values: sampling went wrong before "
+                "(too high a cfg or weight, a half-precision overflow, or a damaged model)"
+            )
+        if self.vae_dtype == torch.float32:
+            raise NotFiniteError(
+                "decoding gave NaN in float32: the VAE file is damaged or belongs to another model"
+            )
+        logger.warning("Decoding in %s gave NaN; decoding in float32 from now on", self.vae_dtype)
+        self.vae_dtype = torch.float32
+        self.first_stage_model.to(torch.float32)
+        out = self.first_stage_model.decode(self._run(part), **options)
+        out = out.to(self.output_device).float()
+        if not _is_finite(out):
+            raise NotFiniteError("decoding gave NaN in float32 too: the VAE file is damaged")
+        return out
+
+    def _encoder(self) -> Callable[[Tensor], Tensor]:
+        """Pictures to latents, float32 on the output device."""
+
+        def encode(part: Tensor) -> Tensor:
+            interrupt.throw_exception_if_processing_interrupted()
+            pixels = self._run(self.process_input(part))
+            return self.first_stage_model.encode(pixels).to(self.output_device).float()
+
+        return encode
+
+    def _decode_in_default_tiles(self, samples: Tensor) -> Tensor:
+        dims = samples.ndim - 2
+        if dims == 1 or self.extra_1d_channel is not None:
+            return self.decode_tiled_1d(samples)
+        if dims == 2:
+            return self.decode_tiled_(samples)
+        tile = 256 // self.spacial_compression_decode()
+        lap = tile // 4
+        return self.decode_tiled_3d(samples, tile_x=tile, tile_y=tile, overlap=(1, lap, lap))
+
+    def _encode_in_default_tiles(self, pixels: Tensor) -> Tensor:
+        if self.latent_dim == 1:
+            return self.encode_tiled_1d(pixels)
+        if self.latent_dim == 2:
+            return self.encode_tiled_(pixels)
+        return self.encode_tiled_3d(pixels, tile_x=256, tile_y=256, overlap=(1, 64, 64))
+
+
+def _spatial(ratio: Any) -> Any:
+    """The ratio along height and width."""
+    return ratio[-1] if isinstance(ratio, tuple) else ratio
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _video_overlap(overlap: int | None, overlap_t: int | None) -> tuple[int, int, int]:
+    """Overlap along time, height and width."""
+    space = 8 if overlap is None else overlap
+    return (1 if overlap_t is None else max(1, overlap_t), space, space)
+
+
+def _is_finite(x: Tensor) -> bool:
+    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
+
+
+def _in_batches(x: Tensor, size: int, run: Callable[[Tensor], Tensor]) -> Tensor:
+    """Results of a function over slices of a batch, in one tensor that is filled as they come."""
+    if size >= x.shape[0]:
+        return run(x)
+    out: Tensor | None = None
+    for start in range(0, x.shape[0], size):
+        part = run(x[start : start + size])
+        if out is None:
+            out = part.new_empty((x.shape[0], *part.shape[1:]))
+        out[start : start + size] = part
+    assert out is not None
+    return out

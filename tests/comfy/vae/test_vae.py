@@ -1,0 +1,140 @@
+"""The VAE class against recorded results: cropping, tiles, NaN, memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from comfy.devices import residency
+from comfy.ldm.taesd.model import TAESD
+from comfy.vae.kinds import detect_autoencoder
+from comfy.vae.vae import VAE, NotFiniteError
+from comfy.weights.fill import IncompleteWeightsError
+from tests.support.golden_nets import GoldenNet, assert_close_to_golden, read_golden_net
+
+
+@pytest.fixture(scope="module")
+def weights(golden_folder: Path) -> dict[str, torch.Tensor]:
+    return read_golden_net(golden_folder / "nets/vae_kl.safetensors").weights
+
+
+@pytest.fixture
+def vae(weights) -> VAE:
+    return VAE(sd=weights, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def recorded(golden_folder: Path) -> GoldenNet:
+    return read_golden_net(golden_folder / "nets/vae_wrapper.safetensors")
+
+
+@torch.inference_mode()
+def test_encode_and_decode_agree_with_the_reference(vae: VAE, recorded: GoldenNet) -> None:
+    assert vae.downscale_ratio == vae.upscale_ratio == 2
+    assert_close_to_golden(vae.decode(recorded.inputs["z"]), recorded.outputs["decode"])
+    latent = vae.encode(recorded.inputs["pixels_0_1_nhwc"])
+    assert_close_to_golden(latent, recorded.outputs["encode_seed99"])
+
+
+@torch.inference_mode()
+def test_tiles_agree_with_the_reference(vae: VAE, recorded: GoldenNet) -> None:
+    decoded = vae.decode_tiled(recorded.inputs["z"], tile_x=8, tile_y=8, overlap=2)
+    assert_close_to_golden(decoded, recorded.outputs["decode_tiled_tile8_overlap2"])
+    encoded = vae.encode_tiled(recorded.inputs["pixels_0_1_nhwc"], tile_x=16, tile_y=16, overlap=4)
+    assert_close_to_golden(encoded, recorded.outputs["encode_tiled_tile16_overlap4_seed99"])
+
+
+@torch.inference_mode()
+def test_a_batch_decodes_like_its_pictures_one_by_one(vae: VAE, recorded: GoldenNet) -> None:
+    z = torch.cat([recorded.inputs["z"]] * 3)
+    vae.memory_used_decode = lambda shape, dtype: 1e15  # only one at a time fits
+    decoded = vae.decode(z)
+    assert decoded.shape == (3, 48, 40, 3)
+    assert_close_to_golden(decoded[2:], recorded.outputs["decode"])
+
+
+@torch.inference_mode()
+def test_running_out_of_memory_leads_to_tiles(vae: VAE, recorded: GoldenNet, monkeypatch) -> None:
+    network_decode, sizes = vae.first_stage_model.decode, []
+
+    def small_memory(z, **options):
+        sizes.append(z.shape[-2:].numel())
+        if z.shape[-2:].numel() > 300:
+            raise torch.OutOfMemoryError("full")
+        return network_decode(z, **options)
+
+    monkeypatch.setattr(vae.first_stage_model, "decode", small_memory)
+    monkeypatch.setattr(vae.decode_tiled_.__func__, "__defaults__", (16, 16, 4))
+    decoded = vae.decode(recorded.inputs["z"])
+    assert sizes[0] == 480
+    assert decoded.shape == recorded.outputs["decode"].shape
+    assert len(sizes) > 3
+
+
+@torch.inference_mode()
+def test_nan_in_the_latent_is_named_as_the_cause(vae: VAE, recorded: GoldenNet) -> None:
+    z = recorded.inputs["z"].clone()
+    z[0, 0, 0, 0] = float("nan")
+    with pytest.raises(NotFiniteError, match="latent"):
+        vae.decode(z)
+
+
+@torch.inference_mode()
+def test_nan_from_low_precision_is_mended_in_float32(weights, recorded: GoldenNet) -> None:
+    vae = VAE(sd=weights, dtype=torch.bfloat16)
+    network_decode = vae.first_stage_model.decode
+
+    def overflows(z, **options):
+        out = network_decode(z, **options)
+        return out * float("nan") if z.dtype == torch.bfloat16 else out
+
+    vae.first_stage_model.decode = overflows
+    assert vae.decode(recorded.inputs["z"]).isfinite().all()
+    assert vae.vae_dtype == torch.float32
+
+
+def test_a_latent_of_another_model_is_refused_with_both_numbers(vae: VAE) -> None:
+    with pytest.raises(ValueError, match=r"16 channels.*4"):
+        vae.decode(torch.zeros(1, 16, 8, 8))
+
+
+def test_weights_of_no_known_kind_are_refused() -> None:
+    with pytest.raises(IncompleteWeightsError, match=r"weight\.of\.something"):
+        VAE(sd={"weight.of.something": torch.zeros(1)})
+
+
+def test_a_missing_weight_is_named(weights) -> None:
+    cut = {key: value for key, value in weights.items() if key != "decoder.conv_out.bias"}
+    with pytest.raises(IncompleteWeightsError, match=r"decoder\.conv_out\.bias"):
+        VAE(sd=cut)
+
+
+def test_weights_come_back_as_they_went_in(vae: VAE, weights) -> None:
+    saved = vae.get_sd()
+    assert saved.keys() == weights.keys()
+    assert all(torch.equal(saved[key], weights[key]) for key in weights)
+
+
+def test_a_loaded_vae_is_in_the_residents_list(vae: VAE) -> None:
+    vae.decode(torch.zeros(1, 4, 4, 4))
+    assert vae.patcher in residency.loaded_models()
+
+
+@pytest.mark.parametrize(("name", "channels"), [("taesd_4ch", 4), ("taesd_16ch", 16)])
+@torch.inference_mode()
+def test_taesd_agrees_with_the_reference(name: str, channels: int, golden_folder: Path) -> None:
+    net = read_golden_net(golden_folder / f"nets/{name}.safetensors")
+    model = TAESD(latent_channels=channels)
+    model.load_state_dict(net.weights)
+    assert_close_to_golden(model.decode(net.inputs["z"]), net.outputs["decode"])
+    assert_close_to_golden(model.encode(net.inputs["image_-1_1"]), net.outputs["encode"])
+    spec = detect_autoencoder(net.weights)
+    assert (spec.name, spec.latent_channels) == ("TAESD", channels)
+
+
+@torch.inference_mode()
+def test_norm_groups_come_from_the_header(weights) -> None:
+    one = VAE(sd=weights, metadata={"vae_config": '{"norm_num_groups": 2}'})
+    assert one.first_stage_model.decoder.norm_out.num_groups == 2
