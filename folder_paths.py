@@ -34,7 +34,6 @@ supported_pt_extensions: set[str] = {
 SYSTEM_USER_PREFIX = "__"
 LEGACY_FOLDER_NAMES = {"unet": "diffusion_models", "clip": "text_encoders"}
 
-# order is the order of the listings
 _CATEGORIES = (
     "checkpoints", "configs", "loras", "vae", "text_encoders", "diffusion_models", "clip_vision",
     "style_models", "embeddings", "diffusers", "vae_approx", "controlnet", "gligen",
@@ -63,8 +62,8 @@ filename_list_cache: dict[str, CachedListing] = {}
 
 # Set while one request lists many nodes: each category is then looked at once, not once per node.
 _checked_in_scope: ContextVar[set[str] | None] = ContextVar("checked_in_scope", default=None)
-# The output folder of the user whose prompt runs, where users have folders of their own.
-_scoped_output: ContextVar[str | None] = ContextVar("scoped_output", default=None)
+# The user who asks or whose prompt runs, where users have folders of their own.
+_scope: ContextVar[str | None] = ContextVar("scope", default=None)
 
 
 # Directories
@@ -138,19 +137,24 @@ def set_user_directory(user_dir: str) -> None:
     user_directory = os.path.abspath(user_dir)
 
 
+def _scoped(directory: str) -> str:
+    user_id = _scope.get()
+    return os.path.join(directory, user_id) if user_id else directory
+
+
 def get_output_directory() -> str:
-    """Folder results are written to; inside `output_scope` the folder of that scope."""
-    return _scoped_output.get() or output_directory
+    """Folder results are written to; inside `user_scope` the user's part of it."""
+    return _scoped(output_directory)
 
 
 def get_temp_directory() -> str:
-    """Folder of previews and other short-lived files."""
-    return temp_directory
+    """Folder of previews and other short-lived files; scoped as the output directory."""
+    return _scoped(temp_directory)
 
 
 def get_input_directory() -> str:
-    """Folder of uploads."""
-    return input_directory
+    """Folder of uploads; scoped as the output directory."""
+    return _scoped(input_directory)
 
 
 def get_user_directory() -> str:
@@ -159,13 +163,13 @@ def get_user_directory() -> str:
 
 
 @contextlib.contextmanager
-def output_scope(directory: str | None) -> Iterator[None]:
-    """Makes `directory` the output directory for the code run inside; None changes nothing."""
-    token = _scoped_output.set(os.path.abspath(directory) if directory else _scoped_output.get())
+def user_scope(user_id: str | None) -> Iterator[None]:
+    """Inside, output, input and temp are the sub-folders of one user; None changes nothing."""
+    token = _scope.set(user_id or _scope.get())
     try:
         yield
     finally:
-        _scoped_output.reset(token)
+        _scope.reset(token)
 
 
 def get_system_user_directory(name: str = "system") -> str:
@@ -190,9 +194,8 @@ def get_public_user_directory(user_id: str) -> str | None:
 
 def get_directory_by_type(type_name: str) -> str | None:
     """Directory of `output`, `temp` or `input`; None for any other name."""
-    if type_name == "output":
-        return get_output_directory()
-    return {"temp": temp_directory, "input": input_directory}.get(type_name)
+    directories = {"output": output_directory, "temp": temp_directory, "input": input_directory}
+    return _scoped(directories[type_name]) if type_name in directories else None
 
 
 def get_input_subfolders() -> list[str]:
@@ -269,16 +272,12 @@ def add_model_folder_path(
 ) -> None:
     """Adds a directory to a category, at the front when `is_default`; makes the category if new."""
     folder_name = map_legacy(folder_name)
-    entry = folder_names_and_paths.get(folder_name)
-    if entry is None:
-        folder_names_and_paths[folder_name] = ([full_folder_path], set())
-    else:
-        directories = entry[0]
-        if full_folder_path in directories:
-            if not is_default or directories[0] == full_folder_path:
-                return
-            directories.remove(full_folder_path)
-        directories.insert(0 if is_default else len(directories), full_folder_path)
+    directories = folder_names_and_paths.setdefault(folder_name, ([], set()))[0]
+    if full_folder_path in directories:
+        if not is_default:
+            return
+        directories.remove(full_folder_path)
+    directories.insert(0 if is_default else len(directories), full_folder_path)
     filename_list_cache.pop(folder_name, None)
 
 

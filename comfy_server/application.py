@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from comfy_server import middleware
-from comfy_server.routes import ALL_ROUTES, FALLBACK_ROUTES
+from comfy_server import auth, metrics, middleware
+from comfy_server.rates import RateLimit
+from comfy_server.request_log import log_requests
+from comfy_server.routes import ALL_ROUTES, FALLBACK_ROUTES, login
 from comfy_server.services import LOGS, OPTIONS, PACKS, SERVER, SERVICES, USERS
 
 if TYPE_CHECKING:
@@ -21,11 +23,22 @@ MAX_HEADER_BYTES = 64 * 1024
 def build_application(server: PromptServer) -> web.Application:
     """An application without routes: packs add theirs before `add_routes` is called."""
     options = server.options
-    layers: list[Middleware] = [middleware.cache_headers]
+    layers: list[Middleware] = [
+        metrics.measure(lambda: server.metrics), log_requests, middleware.cache_headers,
+    ]
     if options.compress:
         layers.append(middleware.compress)
     layers += [middleware.page_headers(options), middleware.gate(options), middleware.errors]
+    store = auth.account_store() if options.auth else None
+    if store is not None:
+        layers.append(auth.authentication(store))
+    limit = auth.rate_limit(options)
+    if limit is not None:
+        layers.append(limit)
     app = web.Application(client_max_size=options.max_upload_bytes, middlewares=layers)
+    if store is not None:
+        app[auth.STORE] = store
+    app[login.ATTEMPTS] = RateLimit(login.ATTEMPTS_PER_MINUTE)
     app[OPTIONS] = options
     app[SERVER] = server
     app[SERVICES] = server.services

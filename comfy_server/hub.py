@@ -17,7 +17,7 @@ import logging
 import math
 import time
 import uuid
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 KEPT_FRAMES = 4096
 KEPT_AFTER_CLOSE_S = 300.0
+MOST_CLAIMS = 100_000
 
 
 @dataclass
@@ -80,6 +81,7 @@ class Hub:
         self.sockets: dict[str, web.WebSocketResponse] = {}  # the view of it that packs read
         self.metadata: dict[str, dict[str, Any]] = {}
         self._streams: dict[str, Stream] = {}
+        self._owners: OrderedDict[str, str] = OrderedDict()  # client id -> user, with accounts
         self._loop = loop
         self._preview_interval_s = preview_interval_s
         self._encoder: ThreadPoolExecutor | None = None
@@ -121,6 +123,14 @@ class Hub:
         self._forget_old_streams()
         return client
 
+    def claim(self, sid: str, user: str) -> bool:
+        """Binds a client id to the first user who uses it; False if it is another's."""
+        owner = self._owners.setdefault(sid, user)
+        self._owners.move_to_end(sid)
+        if len(self._owners) > MOST_CLAIMS:
+            self._owners.popitem(last=False)
+        return owner == user
+
     def detach(self, client: Client) -> None:
         """Forgets a socket, and its id unless a newer socket holds it."""
         if client.writer is not None:
@@ -159,16 +169,18 @@ class Hub:
 
     # -- frames --------------------------------------------------------------------------------
 
-    def send_text(self, kind: str, data: Any, sid: str | None) -> None:
+    def send_text(self, kind: str, data: Any, sid: str | None = None) -> None:
         """Sends a text frame to one client, or to all when `sid` is None."""
         self.send_frame(text_frame(kind, data), sid)
 
     def send_frame(self, frame: str, sid: str | None, user: str | None = None) -> None:
-        """Sends encoded text; a client with numbered frames gets its number even while away."""
+        """Sends encoded text to one client, or to all sockets (of one user).
+
+        A client that asked for numbered frames gets its numbers even while it is away.
+        """
         if sid is None:
-            for client in list(self.clients.values()):
-                if user is None or client.user == user:
-                    self._put_text(client, frame)
+            for client in self._receivers(None, user):
+                self._put_text(client, frame)
             return
         found = self.clients.get(sid)
         if found is not None:
@@ -176,17 +188,23 @@ class Hub:
         elif sid in self._streams:
             self._streams[sid].number(frame)
 
-    def send_binary(self, frame: bytes | LazyFrame, sid: str | None) -> None:
-        """Sends a binary frame to one client, or to all when `sid` is None."""
-        for client in self._receivers(sid):
+    def send_binary(
+        self, frame: bytes | LazyFrame, sid: str | None, user: str | None = None
+    ) -> None:
+        """Sends a binary frame to one client, or to all sockets (of one user)."""
+        for client in self._receivers(sid, user):
             self._put(client, frame)
 
     def send_preview(
-        self, frame: LazyFrame, sid: str | None, wanted: Callable[[Client], bool]
+        self,
+        frame: LazyFrame,
+        sid: str | None,
+        wanted: Callable[[Client], bool],
+        user: str | None = None,
     ) -> None:
         """Sends a preview to those who want its kind, not more often than the interval allows."""
         now = time.monotonic()
-        for client in self._receivers(sid):
+        for client in self._receivers(sid, user):
             if not wanted(client):
                 continue
             if frame.key is not None:
@@ -204,9 +222,10 @@ class Hub:
                 frame = frame or text_frame("logs", {"entries": entries, "size": size})
                 self._put(client, frame)
 
-    def _receivers(self, sid: str | None) -> list[Client]:
+    def _receivers(self, sid: str | None, user: str | None) -> list[Client]:
         if sid is None:
-            return list(self.clients.values())
+            clients = list(self.clients.values())
+            return [client for client in clients if user in (None, client.user)]
         return [self.clients[sid]] if sid in self.clients else []
 
     def _put_text(self, client: Client, frame: str) -> None:

@@ -6,8 +6,9 @@ the routes work on arrives as `Services`. `PromptServer.instance` exists before 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, cast
 
@@ -19,11 +20,14 @@ from comfy_execution.items import Submission
 from comfy_execution.queue import PromptQueue
 from comfy_server import frames
 from comfy_server.application import add_routes, build_application
+from comfy_server.auth import STORE
 from comfy_server.features import server_features
 from comfy_server.hub import Client, Hub
 from comfy_server.logs import LogCapture
+from comfy_server.metrics import Metrics
 from comfy_server.options import ServerOptions
 from comfy_server.outbox import LazyFrame
+from comfy_server.ownership import owner_of_item
 from comfy_server.packs import Packs
 from comfy_server.services import Services
 from comfy_server.users import UserManager
@@ -85,6 +89,8 @@ class PromptServer:
         )
         self.logs = logs or LogCapture()
         self.logs.listen(self._on_logs)
+        self.metrics = Metrics(self)
+        self.prompt_queue.add_finished_listener(self.metrics.count_finished)
         self.app = build_application(self)
 
     # -- what packs use ------------------------------------------------------------------------
@@ -131,7 +137,8 @@ class PromptServer:
             self._post_binary(event, data, sid)
         else:
             frame = frames.text_frame(event, data)
-            self.hub.post(lambda: self.hub.send_frame(frame, sid))
+            user = None if event == "status" else self._audience
+            self.hub.post(lambda: self.hub.send_frame(frame, sid, user))
 
     async def send(self, event: str | int, data: Any, sid: str | None = None) -> None:
         """As `send_sync`, from a coroutine."""
@@ -157,7 +164,8 @@ class PromptServer:
         """Shows a line of text under a node."""
         plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         frame = frames.progress_text(str(node_id), plain)
-        self.hub.post(lambda: self.hub.send_binary(frame, sid))
+        user = self._audience
+        self.hub.post(lambda: self.hub.send_binary(frame, sid, user))
 
     def get_feature_flags(self) -> dict[str, Any]:
         """What the server offers, as `/features` answers."""
@@ -174,6 +182,26 @@ class PromptServer:
         """
         return await self.loop.run_in_executor(self._submitter, self.prompt_queue.submit, item)
 
+    @property
+    def _audience(self) -> str | None:
+        """With accounts, the only user who may see news of the running prompt; else None."""
+        if not self.options.auth:
+            return None
+        running, _ = self.prompt_queue.get_current_queue()
+        return next((owner_of_item(item) for item in running), None)
+
+    @contextlib.contextmanager
+    def run_scope(self) -> Iterator[None]:
+        """For the worker: inside, files go to the folders of the running prompt's owner."""
+        owner = self._audience
+        scoped = owner is not None and not self._is_admin_name(owner)
+        with folder_paths.user_scope(owner if scoped else None):
+            yield
+
+    def _is_admin_name(self, name: str) -> bool:
+        store = self.app.get(STORE)
+        return store is not None and store.role_of(name) == "admin"
+
     # -- event sink of the execution side ------------------------------------------------------
 
     def publish(self, event: Event) -> None:
@@ -184,6 +212,7 @@ class PromptServer:
             logger.exception("the event %s could not be sent", event.name)
 
     def _publish(self, event: Event) -> None:
+        self.metrics.count_event(event)
         if isinstance(event, Preview):
             self._post_preview(event)
             return
@@ -216,7 +245,8 @@ class PromptServer:
                 lambda: frames.preview_with_metadata(image_format, image, size, record), key
             )
             wanted = _wants_metadata
-        self.hub.post(lambda: self.hub.send_preview(frame, event.client_id, wanted))
+        user = self._audience
+        self.hub.post(lambda: self.hub.send_preview(frame, event.client_id, wanted, user))
 
     def _post_binary(self, event: int, data: Any, sid: str | None) -> None:
         """Binary events as packs send them: bytes, an image tuple, or that and a record."""
@@ -231,7 +261,8 @@ class PromptServer:
             )
         else:
             frame = frames.raw_binary(event, cast(bytes, data))
-        self.hub.post(lambda: self.hub.send_binary(frame, sid))
+        user = self._audience
+        self.hub.post(lambda: self.hub.send_binary(frame, sid, user))
 
     def _on_logs(self, entries: list[dict[str, str]], size: dict[str, int] | None) -> None:
         self.hub.post(lambda: self.hub.send_logs(entries, size))

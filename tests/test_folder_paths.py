@@ -165,9 +165,11 @@ def test_saved_names_fill_tokens_and_stay_inside(base: Path) -> None:
         folder_paths.get_save_image_path("../up/pic", str(base / "output"))
 
 
-def test_output_scope_changes_the_output_directory_only_inside(base: Path) -> None:
-    with folder_paths.output_scope(str(base / "alice")):
-        assert folder_paths.get_output_directory() == str(base / "alice")
+def test_a_user_scope_narrows_the_directories_only_inside(base: Path) -> None:
+    with folder_paths.user_scope("alice"), folder_paths.user_scope(None):
+        assert folder_paths.get_output_directory() == str(base / "output/alice")
+        assert folder_paths.get_directory_by_type("input") == str(base / "input/alice")
+        assert folder_paths.get_directory_by_type("models") is None
     assert folder_paths.get_output_directory() == str(base / "output")
 
 

@@ -6,9 +6,11 @@ from aiohttp import web
 from comfy_server.routes import (
     extensions,
     frontend,
+    health,
     history,
     internal,
     jobs,
+    login,
     models,
     object_info,
     prompt,
@@ -26,6 +28,8 @@ from comfy_server.routes import (
 ALL_ROUTES: tuple[web.RouteTableDef, ...] = (
     internal.routes,
     jobs.routes,
+    login.routes,
+    health.routes,
     socket.routes,
     prompt.routes,
     queue.routes,

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from comfy_server.auth import is_admin
+from comfy_server.ownership import finished_entry, finished_jobs, visible_history
 from comfy_server.routes.queue import id_list
 from comfy_server.services import SERVICES
 from comfy_server.strict_json import BadJson, json_response, read_object
@@ -26,15 +28,14 @@ async def get_history(request: web.Request) -> web.Response:
     """A page of the history, oldest first; with `max_items` alone, the newest ones."""
     max_items, offset = query_integer(request, "max_items"), query_integer(request, "offset")
     queue = request.app[SERVICES].queue
-    found = queue.get_history(max_items=max_items, offset=-1 if offset is None else offset)
-    return json_response(found)
+    return json_response(visible_history(request, queue, max_items, offset))
 
 
 @routes.get("/history/{prompt_id}")
 async def get_one(request: web.Request) -> web.Response:
     """One finished prompt, or an empty object: scripts poll this until the id appears."""
     prompt_id = request.match_info["prompt_id"]
-    return json_response(request.app[SERVICES].queue.get_history(prompt_id=prompt_id))
+    return json_response(finished_entry(request, request.app[SERVICES].queue, prompt_id))
 
 
 @routes.post("/history")
@@ -43,8 +44,11 @@ async def post_history(request: web.Request) -> web.Response:
     queue = request.app[SERVICES].queue
     body = await read_object(request)
     unwanted = id_list(body, "delete")
-    if body.get("clear"):
+    if body.get("clear") and is_admin(request):
         queue.wipe_history()
+    elif body.get("clear"):
+        unwanted += [str(job["id"]) for job in finished_jobs(request, queue)]
     for prompt_id in unwanted:
-        queue.delete_history_item(prompt_id)
+        if finished_entry(request, queue, prompt_id):
+            queue.delete_history_item(prompt_id)
     return web.Response()

@@ -6,7 +6,7 @@ from typing import Any
 from aiohttp import web
 
 from comfy_execution import jobs
-from comfy_execution.queue import PromptQueue
+from comfy_server.ownership import controls, finished_entry, finished_jobs, visible_queue
 from comfy_server.routes.history import query_integer
 from comfy_server.routes.prompt import PROMPT_ID
 from comfy_server.services import SERVICES
@@ -31,15 +31,16 @@ def _query(request: web.Request) -> jobs.JobQuery:
     )
 
 
-def _records(queue: PromptQueue, statuses: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Records of the jobs that can have one of the wanted statuses."""
+def _records(request: web.Request, statuses: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Records of the asker's jobs that can have one of the wanted statuses."""
+    queue = request.app[SERVICES].queue
     found: list[dict[str, Any]] = []
     if any(status in QUEUED for status in statuses):
-        running, pending = queue.get_current_queue()
+        running, pending = visible_queue(request, queue)
         found += [jobs.job_from_item(item, "pending") for item in pending]
         found += [jobs.job_from_item(item, "in_progress") for item in running]
     if any(status in FINISHED for status in statuses):
-        found += queue.history.jobs()
+        found += finished_jobs(request, queue)
     return found
 
 
@@ -54,7 +55,7 @@ async def get_jobs(request: web.Request) -> web.Response:
         query = _query(request)
     except (ValueError, BadJson) as error:
         return error_response(400, str(error))
-    records = _records(request.app[SERVICES].queue, query.statuses)
+    records = _records(request, query.statuses)
     return json_response(jobs.list_jobs(records, query))
 
 
@@ -62,12 +63,12 @@ async def get_jobs(request: web.Request) -> web.Response:
 async def get_job(request: web.Request) -> web.Response:
     """One job with its outputs and its workflow."""
     queue, job_id = request.app[SERVICES].queue, request.match_info["job_id"]
-    running, pending = queue.get_current_queue()
+    running, pending = visible_queue(request, queue)
     for status, items in (("in_progress", running), ("pending", pending)):
         for item in items:
             if item[1] == job_id:
                 return json_response(jobs.queued_job_details(item, status))
-    entry = queue.get_history(prompt_id=job_id).get(job_id)
+    entry = finished_entry(request, queue, job_id).get(job_id)
     if entry is None:
         return error_response(404, "Job not found")
     return json_response(jobs.job_details(job_id, entry))
@@ -84,12 +85,14 @@ async def cancel_jobs(request: web.Request) -> web.Response:
     if invalid:
         return error_response(400, "some job ids are malformed", invalid_ids=invalid)
     queue = request.app[SERVICES].queue
-    outcomes = [queue.cancel(job_id).cancelled for job_id in ids]
+    mine = [job_id for job_id in ids if controls(request, queue, job_id)]
+    outcomes = [queue.cancel(job_id).cancelled for job_id in mine]
     return json_response({"cancelled": any(outcomes)})
 
 
 @routes.post("/api/jobs/{job_id}/cancel")
 async def cancel_job(request: web.Request) -> web.Response:
     """Stops or removes one job; `cancelled` is false when it is neither waiting nor running."""
-    outcome = request.app[SERVICES].queue.cancel(request.match_info["job_id"])
-    return json_response({"cancelled": outcome.cancelled})
+    queue, job_id = request.app[SERVICES].queue, request.match_info["job_id"]
+    cancelled = controls(request, queue, job_id) and queue.cancel(job_id).cancelled
+    return json_response({"cancelled": cancelled})

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from comfy_execution.items import SENSITIVE_EXTRA_DATA_KEYS, Submission, SubmissionKind
+from comfy_server.auth import owner_of
+from comfy_server.ownership import OWNER_KEY
 from comfy_server.services import SERVER, SERVICES, Services, resolve
 from comfy_server.strict_json import BadJson, json_response, read_json
 
@@ -63,6 +65,8 @@ async def post_prompt(request: web.Request) -> web.Response:
         body = await _read_body(request)
         body = server.trigger_on_prompt(body)
         submitted = _sort_out(body, server)
+        request["prompt_id"] = submitted.prompt_id  # for the request log
+        _claim(request, server, submitted)
         valid, error, outputs, node_errors = await _validate(services, submitted)
         if not valid:
             return json_response({"error": error, "node_errors": node_errors}, status=400)
@@ -102,6 +106,20 @@ def _sort_out(body: dict[str, Any], server: PromptServer) -> Request:
     if targets is not None:
         targets = [str(target) for target in targets]
     return Request(prompt, _prompt_id(body), number, extra_data, targets)
+
+
+def _claim(request: web.Request, server: PromptServer, submitted: Request) -> None:
+    """Writes the owner into the prompt, and refuses to address another user's socket."""
+    owner = owner_of(request)
+    submitted.extra_data.pop(OWNER_KEY, None)
+    if owner is None:
+        return
+    submitted.extra_data[OWNER_KEY] = owner
+    client_id = submitted.extra_data.get("client_id")
+    if client_id is not None and not server.hub.claim(str(client_id), owner):
+        raise PromptRefused(
+            "invalid_client_id", "The client id belongs to another user", "use an id of your own"
+        )
 
 
 def _optional(body: dict[str, Any], name: str, kind: type, expected: str) -> Any:

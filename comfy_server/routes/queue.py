@@ -6,6 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
+from comfy_server.auth import is_admin
+from comfy_server.ownership import sees_item, visible_queue
 from comfy_server.services import SERVICES
 from comfy_server.strict_json import BadJson, json_response, read_object
 
@@ -33,7 +35,7 @@ def _shown(item: Sequence[Any]) -> list[Any]:
 @routes.get("/queue")
 async def get_queue(request: web.Request) -> web.Response:
     """What runs and what waits, in the order it will run."""
-    running, pending = request.app[SERVICES].queue.get_current_queue()
+    running, pending = visible_queue(request, request.app[SERVICES].queue)
     return json_response({
         "queue_running": [_shown(item) for item in running],
         "queue_pending": [_shown(item) for item in pending],
@@ -46,9 +48,12 @@ async def post_queue(request: web.Request) -> web.Response:
     queue = request.app[SERVICES].queue
     body = await read_object(request)
     unwanted = set(id_list(body, "delete"))
-    if body.get("clear"):
+    sees = sees_item(request)
+    if body.get("clear") and is_admin(request):
         queue.wipe_queue()
-    while unwanted and queue.delete_queue_item(lambda item: item[1] in unwanted):
+    elif body.get("clear"):
+        unwanted |= {item[1] for item in visible_queue(request, queue)[1]}
+    while unwanted and queue.delete_queue_item(lambda item: item[1] in unwanted and sees(item)):
         pass  # one call takes out one prompt
     return web.Response()
 
@@ -61,7 +66,13 @@ async def post_interrupt(request: web.Request) -> web.Response:
     except BadJson:
         body = {}  # the public contract: a missing or malformed body means "whatever runs"
     prompt_id = body.get("prompt_id")
-    request.app[SERVICES].queue.interrupt(str(prompt_id) if prompt_id else None)
+    queue = request.app[SERVICES].queue
+    if is_admin(request):
+        queue.interrupt(str(prompt_id) if prompt_id else None)
+        return web.Response()
+    for item in visible_queue(request, queue)[0]:
+        if not prompt_id or item[1] == prompt_id:
+            queue.interrupt(item[1])
     return web.Response()
 
 

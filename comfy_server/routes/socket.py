@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSMsgType, web
 
+from comfy_server.auth import owner_of
 from comfy_server.frames import text_frame
 from comfy_server.gate import is_loopback
 from comfy_server.hub import Client
@@ -35,6 +36,8 @@ async def connect(request: web.Request) -> web.StreamResponse:
             400, f"clientId must be printable text of at most {MAX_CLIENT_ID} characters"
         )
     user = request.app[USERS].get_request_user_id(request)
+    if owner_of(request) is not None and not server.hub.claim(sid, user):
+        return error_response(403, "this clientId belongs to another user; use one of your own")
     resume = request.query.get("resume")
     # on this machine compressing costs more than it saves
     socket = web.WebSocketResponse(

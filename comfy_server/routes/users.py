@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from comfy_server.services import USERS
+from comfy_server.services import OPTIONS, USERS
 from comfy_server.strict_json import error_response, json_response, read_object
 from comfy_server.users import DEFAULT_USER, UserNameRefused
 
@@ -14,9 +14,10 @@ routes = web.RouteTableDef()
 async def get_users(request: web.Request) -> web.Response:
     """Who may be chosen; in single-user mode, whether a user folder exists."""
     users = request.app[USERS]
-    if users.multi_user:
+    if users.multi_user and not request.app[OPTIONS].auth:
         return json_response({"storage": "server", "users": users.users})
-    migrated = users.folder_of(DEFAULT_USER).is_dir()
+    asker = users.get_request_user_id(request) if request.app[OPTIONS].auth else DEFAULT_USER
+    migrated = users.folder_of(asker).is_dir()
     return json_response({"storage": "server", "migrated": migrated})
 
 

@@ -1,0 +1,148 @@
+"""Authentication: every request but a few needs a token or a session; roles; rate limits.
+
+Programs send `Authorization: Bearer <token>` (or Basic, with the user's name and token). People log
+in on a page and get a session cookie, which scripts of the page cannot read and other sites cannot
+use. A request's user is in `request["user"]` from here on, and folders are narrowed to the user's.
+"""
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+from pathlib import Path
+from urllib.parse import quote
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+import folder_paths
+from comfy_server.accounts import Account, AccountStore
+from comfy_server.options import ServerOptions
+from comfy_server.rates import RateLimit
+from comfy_server.strict_json import error_response
+
+logger = logging.getLogger(__name__)
+
+COOKIE = "latentloom_session"
+OPEN_PATHS = frozenset({"/login", "/logout", "/healthz", "/readyz"})
+ADMIN_PATHS = frozenset({
+    ("GET", "/internal/logs"), ("GET", "/internal/logs/raw"), ("POST", "/users"),
+    ("PATCH", "/internal/logs/subscribe"), ("POST", "/free"), ("GET", "/metrics"),
+})
+DEFAULT_PER_MINUTE = 3000
+STORE_NAME = "accounts"
+
+STORE: web.AppKey[AccountStore] = web.AppKey("accounts", AccountStore)
+
+
+def account_store() -> AccountStore:
+    """The accounts below the user directory, in a folder no route reaches."""
+    folder = Path(folder_paths.get_system_user_directory(STORE_NAME))
+    return AccountStore(folder / "accounts.json")
+
+
+def add_account(spec: str) -> str:
+    """Makes or renews the user `NAME[:ROLE]` and returns the token, to be shown once.
+
+    Raises:
+        AccountRefused: the name or the role is not acceptable.
+    """
+    return account_store().add(spec)[1]
+
+
+def identify(request: web.Request, store: AccountStore) -> Account | None:
+    """Who sends a request, from its header or its cookie."""
+    scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return store.by_token(credentials.strip())
+    if scheme.lower() == "basic":
+        try:
+            pair = base64.b64decode(credentials, validate=True).decode("utf-8")
+        except (binascii.Error, ValueError):
+            return None
+        name, _, token = pair.partition(":")
+        return store.by_token(token, name)
+    session = request.cookies.get(COOKIE)
+    return store.by_session(session) if session else None
+
+
+def is_admin(request: web.Request) -> bool:
+    """Whether the asker may see and control everything; true where nobody logs in."""
+    account = request.get("account")
+    return account is None or bool(account.is_admin)
+
+
+def owner_of(request: web.Request) -> str | None:
+    """The user a request's prompts and files belong to; None where nobody logs in."""
+    account = request.get("account")
+    return None if account is None else str(account.name)
+
+
+def _bare(path: str) -> str:
+    return path.removeprefix("/api") if path.startswith("/api/") else path
+
+
+def _unauthenticated(request: web.Request) -> web.StreamResponse:
+    wants_page = request.method == "GET" and (
+        request.headers.get("Sec-Fetch-Dest") == "document"
+        or "text/html" in request.headers.get("Accept", "")
+    )
+    if wants_page:
+        target = quote(request.path_qs, safe="/?=&%")
+        return web.Response(status=303, headers={"Location": f"/login?next={target}"})
+    return error_response(
+        401, "log in at /login, or send the header 'Authorization: Bearer <token>'",
+        headers={"WWW-Authenticate": 'Bearer realm="latentloom"'},
+    )
+
+
+def authentication(store: AccountStore) -> Middleware:
+    """Lets in only known users, and to some routes only admins."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        path = _bare(request.path)
+        if path in OPEN_PATHS:
+            return await handler(request)
+        account = identify(request, store)
+        if account is None:
+            return _unauthenticated(request)
+        if (request.method, path) in ADMIN_PATHS and not account.is_admin:
+            return error_response(403, "this needs the role admin")
+        request["account"] = account
+        request["user"] = account.name
+        with folder_paths.user_scope(None if account.is_admin else account.name):
+            return await handler(request)
+
+    return check
+
+
+def rate_limit(options: ServerOptions) -> Middleware | None:
+    """Refuses askers who send too many requests; None when nothing is limited.
+
+    Files of the page are not counted: one page load asks for hundreds.
+    """
+    per_minute = options.requests_per_minute or (DEFAULT_PER_MINUTE if options.auth else 0)
+    if per_minute <= 0:
+        return None
+    limit = RateLimit(per_minute)
+
+    @web.middleware
+    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.match_info.route.resource is None or not _is_static(request):
+            wait_s = limit.take(str(request.get("user") or request.remote))
+            if wait_s is not None:
+                seconds = max(1, round(wait_s))
+                return error_response(
+                    429, f"more than {per_minute} requests a minute; wait {seconds} s",
+                    headers={"Retry-After": str(seconds)},
+                )
+        return await handler(request)
+
+    return count
+
+
+def _is_static(request: web.Request) -> bool:
+    resource = request.match_info.route.resource
+    static = ("/{path}", "/extensions/{pack}/{path}", "/templates/{path}", "/docs/{path}", "/")
+    return request.method == "GET" and resource is not None and resource.canonical in static
