@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from comfy_execution import events
 from comfy_execution.executor import PromptExecutor
@@ -22,10 +23,12 @@ class WorkerHooks:
     """What happens between prompts.
 
     Attributes:
+        before_prompt: Called with a prompt's extra data before it runs.
         unload_models: Frees the models that are on devices.
         collect: Gives unused memory back to the system; called when the queue has become empty.
     """
 
+    before_prompt: Callable[[Mapping[str, Any]], None] = lambda _: None
     unload_models: Callable[[], None] = lambda: None
     collect: Callable[[], None] = lambda: None
 
@@ -76,6 +79,7 @@ class Worker:
         prompt_id, prompt, secrets = item[1], item[2], item[5]
         executor = self.executor
         try:
+            self.hooks.before_prompt(item[3])
             executor.execute(prompt, prompt_id, {**item[3], **secrets}, item[4])
         except BaseException:  # the executor reports what nodes do; this is a fault of its own
             logger.exception("the executor failed in prompt %s", prompt_id)

@@ -1,0 +1,467 @@
+"""Composition root: arguments -> policies -> services -> nodes -> serve.
+
+Only this module parses arguments, reads the environment, configures logging, starts threads and
+creates folders. `run` is the console entry: it starts the supervisor, which runs the server in a
+child process and starts it again if native code kills it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import shutil
+import sys
+import webbrowser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import folder_paths
+from comfy import cli_args
+
+if TYPE_CHECKING:
+    from comfy.devices.policies import MemoryPolicy, PrecisionPolicy
+    from comfy_execution.executor import ExecutorOptions
+    from comfy_execution.worker import Worker
+    from comfy_nodes.custom_packs import PackSelection
+    from comfy_server import LogCapture, PromptServer, ServerOptions
+
+logger = logging.getLogger(__name__)
+
+PROGRAM_FOLDER = Path(__file__).resolve().parent
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+
+# Folders and logging
+
+
+def configure_folders(args: argparse.Namespace) -> None:
+    """Points `folder_paths` at the folders of the arguments and creates those that are missing."""
+    from utils.extra_config import load_extra_path_config
+
+    for value, place in (
+        (args.base_directory, folder_paths.set_base_directory),
+        (args.models_directory, folder_paths.set_models_directory),
+        (args.output_directory, folder_paths.set_output_directory),
+        (args.input_directory, folder_paths.set_input_directory),
+        (args.user_directory, folder_paths.set_user_directory),
+    ):
+        if value:
+            place(value)
+    if args.temp_directory:
+        folder_paths.set_temp_directory(os.path.join(args.temp_directory, "temp"))
+    for category in ("checkpoints", "text_encoders", "vae", "diffusion_models", "loras"):
+        folder = os.path.join(folder_paths.get_output_directory(), category)
+        folder_paths.add_model_folder_path(category, folder)
+
+    extra = [path for paths in args.extra_model_paths_config or [] for path in paths]
+    beside = PROGRAM_FOLDER / "extra_model_paths.yaml"
+    for config in [*([str(beside)] if beside.is_file() else []), *extra]:
+        load_extra_path_config(config)
+
+    shutil.rmtree(folder_paths.get_temp_directory(), ignore_errors=True)
+    for folder in (
+        folder_paths.get_output_directory(),
+        folder_paths.get_input_directory(),
+        folder_paths.get_temp_directory(),
+        folder_paths.get_user_directory(),
+        *folder_paths.get_folder_paths("custom_nodes"),
+    ):
+        os.makedirs(folder, exist_ok=True)
+
+
+def configure_logging(args: argparse.Namespace) -> LogCapture:
+    """Sends log lines to the standard streams and keeps the last ones for `/internal/logs`."""
+    from comfy_server import LogCapture
+
+    capture = LogCapture()
+    sys.stdout, sys.stderr = capture.wrap(sys.stdout), capture.wrap(sys.stderr)
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if args.log_stdout:
+        normal = logging.StreamHandler(sys.stdout)
+        normal.addFilter(lambda record: record.levelno < logging.ERROR)
+        handlers[0].setLevel(logging.ERROR)
+        handlers.append(normal)
+    logging.basicConfig(level=args.verbose, format="%(message)s", handlers=handlers, force=True)
+    return capture
+
+
+# Policies
+
+
+def choose_devices(args: argparse.Namespace) -> None:
+    """Sets the variables that decide which devices exist; they count only before torch starts."""
+    visible = None
+    if args.default_device is not None:
+        others = (str(index) for index in range(32) if index != args.default_device)
+        visible = ",".join((str(args.default_device), *others))
+    if args.cuda_device is not None:
+        visible = str(args.cuda_device)
+    if visible is not None:
+        for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"):
+            os.environ[name] = visible
+    if args.oneapi_device_selector is not None:
+        os.environ["ONEAPI_DEVICE_SELECTOR"] = args.oneapi_device_selector
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if args.cuda_malloc:
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+
+
+def memory_policy(args: argparse.Namespace) -> MemoryPolicy:
+    """How device and host memory are used."""
+    from comfy.devices.policies import MemoryPolicy, VRAMState
+
+    states = {
+        "highvram": VRAMState.HIGH_VRAM,
+        "normalvram": VRAMState.NORMAL_VRAM,
+        "lowvram": VRAMState.LOW_VRAM,
+        "novram": VRAMState.NO_VRAM,
+    }
+    dynamic = {True: True, False: None}[args.enable_dynamic_vram]
+    return MemoryPolicy(
+        cpu=args.cpu,
+        vram_state=next((state for name, state in states.items() if getattr(args, name)), None),
+        gpu_only=args.gpu_only,
+        reserve_vram_bytes=None if args.reserve_vram is None else int(args.reserve_vram * GIB),
+        async_offload_streams=0 if args.disable_async_offload else args.async_offload,
+        smart_memory=not args.disable_smart_memory,
+        pinned_memory=not args.disable_pinned_memory,
+        force_non_blocking=args.force_non_blocking,
+        memory_map=not args.disable_mmap,
+        dynamic_residency=False if args.disable_dynamic_vram else dynamic,
+    )
+
+
+def precision_policy(args: argparse.Namespace) -> PrecisionPolicy:
+    """Which number types networks store and compute in."""
+    import torch
+
+    from comfy.devices.policies import PrecisionPolicy
+
+    dtypes = {
+        "fp64": torch.float64,
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "fp8_e4m3fn": torch.float8_e4m3fn,
+        "fp8_e5m2": torch.float8_e5m2,
+        "fp8_e8m0fnu": torch.float8_e8m0fnu,
+    }
+
+    def asked(suffix: str) -> torch.dtype | None:
+        chosen = (d for name, d in dtypes.items() if getattr(args, f"{name}_{suffix}", False))
+        return next(chosen, None)
+
+    attention = {
+        "split": args.use_split_cross_attention,
+        "quad": args.use_quad_cross_attention,
+        "pytorch": args.use_pytorch_cross_attention,
+        "sage": args.use_sage_attention,
+        "flash": args.use_flash_attention,
+    }
+    return PrecisionPolicy(
+        force_fp32=args.force_fp32,
+        force_fp16=args.force_fp16,
+        unet_dtype=asked("unet"),
+        vae_dtype=asked("vae"),
+        text_encoder_dtype=asked("text_enc"),
+        cpu_vae=args.cpu_vae,
+        force_channels_last=args.force_channels_last,
+        supports_fp8_compute=args.supports_fp8_compute,
+        force_upcast_attention=args.force_upcast_attention,
+        dont_upcast_attention=args.dont_upcast_attention,
+        deterministic=args.deterministic,
+        attention=next((name for name, on in attention.items() if on), None),
+        disable_xformers=args.disable_xformers,
+        fast=frozenset(feature.value for feature in args.fast),
+    )
+
+
+def frontend_folder(args: argparse.Namespace) -> Path:
+    """Static folder of the editor: the one named by the arguments, else the pinned package's.
+
+    Raises:
+        SystemExit: The package is not installed.
+    """
+    if args.front_end_root:
+        return Path(args.front_end_root)
+    spec = importlib.util.find_spec("comfyui_frontend_package")
+    if spec is None or not spec.submodule_search_locations:
+        sys.exit(
+            "the package comfyui-frontend-package is not installed: start with "
+            "`python run.py serve`, or name a folder with --front-end-root"
+        )
+    return Path(next(iter(spec.submodule_search_locations))) / "static"
+
+
+def server_options(args: argparse.Namespace, argv: Sequence[str]) -> ServerOptions:
+    """Network, security and presentation policy of the HTTP side."""
+    from comfy_server import ServerOptions
+
+    return ServerOptions(
+        listen=tuple(part.strip() for part in args.listen.split(",") if part.strip()),
+        port=args.port,
+        tls_keyfile=Path(args.tls_keyfile) if args.tls_keyfile else None,
+        tls_certfile=Path(args.tls_certfile) if args.tls_certfile else None,
+        cors_origin=args.enable_cors_header,
+        allowed_hosts=tuple(args.allow_host),
+        max_upload_bytes=round(args.max_upload_size * MIB),
+        compress=args.enable_compress_response_body,
+        confine_page=args.disable_api_nodes,
+        multi_user=args.multi_user,
+        auth=args.auth,
+        frontend_root=frontend_folder(args),
+        extension_root=PROGRAM_FOLDER / "web",
+        hashing_function=args.default_hashing_function,
+        preview_size=args.preview_size,
+        argv=("main.py", *argv),
+        print_addresses=not args.dont_print_server,
+    )
+
+
+# What the services ask for
+
+
+def system_stats() -> dict[str, Any]:
+    """Versions, memory in bytes and devices, in the form of `/system_stats`."""
+    import torch
+
+    from comfy.devices import accelerators, memory
+    from comfy.devices.runtime import get_runtime
+
+    primary = get_runtime().device
+    ram = torch.device("cpu")
+    listed = [primary] if primary.type == "cpu" else accelerators.accelerator_devices()
+    devices = []
+    for device in sorted(listed, key=lambda one: one != primary):
+        total, torch_total = memory.get_total_memory(device, torch_total_too=True)
+        free, torch_free = memory.get_free_memory(device, torch_free_too=True)
+        devices.append(
+            {
+                "name": accelerators.device_name(device),
+                "type": device.type,
+                "index": device.index,
+                "vram_total": total,
+                "vram_free": free,
+                "torch_vram_total": torch_total,
+                "torch_vram_free": torch_free,
+            }
+        )
+    system = {
+        "ram_total": memory.get_total_memory(ram),
+        "ram_free": memory.get_free_memory(ram),
+        "pytorch_version": torch.__version__,
+        "installed_templates_version": installed_version("comfyui-workflow-templates-core"),
+    }
+    return {"system": system, "devices": devices}
+
+
+def installed_version(package: str) -> str | None:
+    """Version of an installed package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def free_after_oom(error: BaseException) -> str | None:
+    """Unloads all models after an out-of-memory error and says so; None for any other error."""
+    import torch
+
+    from comfy.devices import residency
+
+    if not isinstance(error, torch.OutOfMemoryError | MemoryError | residency.OutOfMemoryReport):
+        return None
+    residency.unload_all_models()
+    return (
+        "Memory ran out. All models were unloaded; the next prompt starts with free memory. Use a "
+        "smaller picture, batch or model, or start with --lowvram."
+    )
+
+
+def files_exist(ui: Mapping[str, Any]) -> bool:
+    """Whether every file that a node's UI object names is still there."""
+    items = (item for items in ui.values() if isinstance(items, list) for item in items)
+    for item in items:
+        if not isinstance(item, dict) or "filename" not in item:
+            continue
+        root = folder_paths.get_directory_by_type(item.get("type", "output"))
+        if root is None:
+            continue
+        if not os.path.isfile(os.path.join(root, item.get("subfolder", ""), item["filename"])):
+            return False
+    return True
+
+
+def executor_options(args: argparse.Namespace) -> ExecutorOptions:
+    """Cache policy and hooks of the executor."""
+    import torch
+
+    from comfy_execution.caching import CacheType, make_cache
+    from comfy_execution.executor import ExecutorOptions
+
+    kinds = {
+        CacheType.LRU: args.cache_lru > 0,
+        CacheType.NONE: args.cache_none,
+        CacheType.RAM_PRESSURE: args.cache_ram > 0,
+    }
+    kind = next((kind for kind, is_chosen in kinds.items() if is_chosen), CacheType.CLASSIC)
+    headroom = int(args.cache_ram * GIB)
+    return ExecutorOptions(
+        cache=make_cache(kind, lru_size=args.cache_lru, ram_headroom_bytes=headroom),
+        run_context=torch.inference_mode,
+        oom_hook=free_after_oom,
+        ui_is_valid=files_exist,
+    )
+
+
+async def load_nodes(packs: PackSelection) -> None:
+    """Fills the node table: core nodes, built-in extras, packs."""
+    import nodes
+
+    await nodes.init_extra_nodes(selection=packs)
+
+
+# Services
+
+
+class Program:
+    """The running server: everything that is built once, in the order in which it is needed."""
+
+    def __init__(self, args: argparse.Namespace, argv: Sequence[str], logs: LogCapture) -> None:
+        self.args = args
+        self.options = server_options(args, argv)
+        self.logs = logs
+
+    async def serve(self) -> None:
+        """Builds the services, loads nodes and packs, and serves until told to end."""
+        from comfy_nodes.custom_packs import run_prestartup_scripts
+        from comfy_server import serve
+
+        server = self.build_server()
+        packs = self.select_packs()
+        run_prestartup_scripts(packs)
+        self.install_devices()
+        await load_nodes(packs)
+        worker = self.build_worker(server)
+        server.add_routes()
+        if self.args.quick_test_for_ci:
+            return
+        worker.start()
+        try:
+            await serve(server, on_listening=self.open_browser)
+        finally:
+            server.prompt_queue.interrupt()
+            await asyncio.to_thread(worker.stop)
+            if self.journal is not None:
+                self.journal.close()
+
+    def build_server(self) -> PromptServer:
+        """The HTTP side with its queue; packs find it as `PromptServer.instance`."""
+        from comfy.interrupt import INTERRUPT
+        from comfy_execution.journal import Journal
+        from comfy_execution.queue import PromptQueue
+        from comfy_server import PromptServer, Services
+
+        path = Path(folder_paths.get_system_user_directory("latentloom")) / "queue.sqlite"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.journal = None if self.args.no_journal else Journal(path)
+        self.queue = PromptQueue(interrupt=INTERRUPT, journal=self.journal)
+        services = Services(self.queue, system_stats=system_stats)
+        return PromptServer(asyncio.get_running_loop(), self.options, services, self.logs)
+
+    def install_devices(self) -> None:
+        """Resolves the policies against the machine."""
+        from comfy.devices import runtime
+        from comfy.nn import attention
+
+        precision = precision_policy(self.args)
+        runtime.install_runtime(runtime.build_runtime(memory_policy(self.args), precision))
+        attention.configure(attention.AttentionPolicy(precision.attention))
+        logger.info("device: %s", runtime.get_runtime().device)
+
+    def select_packs(self) -> PackSelection:
+        """Which packs of `custom_nodes` the arguments ask for."""
+        from comfy_nodes.custom_packs import PackSelection
+
+        allowed = tuple(self.args.whitelist_custom_nodes)
+        return PackSelection(self.args.disable_all_custom_nodes, allowed)
+
+    def build_worker(self, server: PromptServer) -> Worker:
+        """The executor with its policies, and the thread that feeds it."""
+        import latent_preview
+        import nodes
+        from comfy.devices import residency
+        from comfy.interrupt import INTERRUPT
+        from comfy.progress import set_progress_bar_global_hook
+        from comfy_execution.breaker import Breaker
+        from comfy_execution.executor import PromptExecutor
+        from comfy_execution.node_info import node_info
+        from comfy_execution.progress import make_progress_hook
+        from comfy_execution.recovery import StartMode, recover
+        from comfy_execution.registry import NodeRegistry, install
+        from comfy_execution.validation import validate_prompt
+        from comfy_execution.worker import Worker, WorkerHooks
+
+        registry = NodeRegistry(nodes.NODE_CLASS_MAPPINGS, nodes.NODE_DISPLAY_NAME_MAPPINGS)
+        install(registry)
+
+        def listing(name: str) -> dict[str, Any]:
+            spec = registry.get(name)
+            return node_info(spec, registry.display_name(name)) if spec is not None else {}
+
+        server.services.node_names = lambda: list(registry)
+        server.services.node_info = listing
+        server.services.validate = validate_prompt
+        server.packs.web_directories.update(nodes.EXTENSION_WEB_DIRS)
+
+        executor = PromptExecutor(registry, server, INTERRUPT, executor_options(self.args))
+        breaker = Breaker(executor.guard, INTERRUPT.exception, self.queue.is_running)
+        self.queue.add_interrupt_listener(breaker.follow)
+        set_progress_bar_global_hook(make_progress_hook())
+        if self.journal is not None:
+            modes = {
+                "resume": StartMode.RESUME,
+                "paused": StartMode.PAUSE,
+                "clear": StartMode.CLEAR,
+            }
+            recover(self.queue, self.journal, modes[self.args.on_restart])
+        hooks = WorkerHooks(
+            before_prompt=lambda extra: latent_preview.set_preview_method(
+                extra.get("preview_method")
+            ),
+            unload_models=residency.unload_all_models,
+        )
+        return Worker(self.queue, executor, hooks)
+
+    def open_browser(self, listeners: list[Any]) -> None:
+        """Opens the editor where the arguments ask for it."""
+        if self.args.auto_launch and not self.args.disable_auto_launch:
+            webbrowser.open(listeners[0].url.replace("0.0.0.0", "127.0.0.1"))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the server in this process until it is told to end; returns the exit status."""
+    args = cli_args.fill(argv)
+    logs = configure_logging(args)
+    for flag in cli_args.ineffective(cli_args.build_parser(), argv):
+        logger.warning("%s is accepted but has no effect here", flag)
+    choose_devices(args)
+    configure_folders(args)
+    asyncio.run(Program(args, argv, logs).serve())
+    return 0
+
+
+def run() -> int:
+    """Console entry: the server under its supervisor."""
+    return main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(run())
