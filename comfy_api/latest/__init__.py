@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from comfy_api.internal.api_registry import ComfyAPIBase
 from comfy_api.internal.async_to_sync import create_sync_class
 from comfy_api.latest import _input, _input_impl, _util, io, ui
-from comfy_api.latest.execution import Execution
+from comfy_api.latest.execution import Execution, NodeReplacement
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,7 @@ class ComfyAPI_latest(ComfyAPIBase):
 
     def __init__(self) -> None:
         self.execution = Execution()
+        self.node_replacement = NodeReplacement()
 
 
 ComfyAPI = ComfyAPI_latest

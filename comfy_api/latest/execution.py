@@ -1,9 +1,11 @@
-"""How a running node reports its progress."""
+"""The parts of the interface object: progress of the running node, replaced nodes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from comfy_api.latest.io.replacement import NodeReplace
+from comfy_api.latest.replacements import register_replacement
 from comfy_execution.context import check_interrupt, get_executing_context
 from comfy_execution.progress import get_progress_state
 
@@ -64,3 +66,13 @@ def _as_pil(picture: Any) -> Image:
     from comfy_api.latest.ui.images import tensor_to_pil
 
     return tensor_to_pil(picture[0] if picture.ndim == 4 else picture)
+
+
+class NodeReplacement:
+    """The part of the interface that concerns nodes which took the place of others."""
+
+    HAS_SYNC_TWIN = True
+
+    async def register(self, node_replace: NodeReplace) -> None:
+        """Tells editor and server how a node that is gone is replaced; see `NodeReplace`."""
+        register_replacement(node_replace)

@@ -43,6 +43,7 @@ from comfy_api.latest.io.options import (
 from comfy_api.latest.io.output import (
     NodeOutput,
 )
+from comfy_api.latest.io.replacement import NodeReplace
 from comfy_api.latest.io.schema import (
     PriceBadge,
     PriceBadgeDepends,
@@ -191,6 +192,7 @@ __all__ = [
     "MultiCombo",
     "MultiType",
     "NodeOutput",
+    "NodeReplace",
     "Noise",
     "NumberDisplay",
     "Output",
