@@ -400,6 +400,8 @@ class Program:
         from comfy.devices import residency
         from comfy.interrupt import INTERRUPT
         from comfy.progress import set_progress_bar_global_hook
+        from comfy_api.internal.policy import SavePolicy, install_save_policy
+        from comfy_api.latest import replacements
         from comfy_execution.breaker import Breaker
         from comfy_execution.executor import PromptExecutor
         from comfy_execution.node_info import node_info
@@ -419,6 +421,11 @@ class Program:
         server.services.node_names = lambda: list(registry)
         server.services.node_info = listing
         server.services.validate = validate_prompt
+        server.services.node_replacements = replacements.listed_replacements
+        server.services.apply_replacements = lambda prompt: replacements.replace_old_nodes(
+            prompt, lambda name: name in nodes.NODE_CLASS_MAPPINGS
+        )
+        install_save_policy(SavePolicy(metadata=not self.args.disable_metadata))
         server.packs.web_directories.update(nodes.EXTENSION_WEB_DIRS)
 
         executor = PromptExecutor(registry, server, INTERRUPT, executor_options(self.args))
