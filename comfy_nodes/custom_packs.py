@@ -139,7 +139,7 @@ async def load_custom_node(
         module = import_pack(module_path)
         LOADED_MODULE_DIRS[name] = _pack_folder(module_path)
         note_web_directory(name, module, module_path)
-        nodes, titles = await _offered_nodes(module)
+        nodes, titles = await offered_nodes(module)
     except BaseException as error:  # noqa: BLE001 - a pack may even call exit(); go on
         _reraise_if_stopping(error)
         IMPORT_FAILED[module_path] = traceback.format_exc()
@@ -245,7 +245,7 @@ def _execute(name: str, source: str) -> ModuleType:
     return module
 
 
-async def _offered_nodes(
+async def offered_nodes(
     module: ModuleType,
 ) -> tuple[Mapping[str, Any] | None, Mapping[str, str]]:
     """Node classes and display names of a pack; None for a pack without nodes."""

@@ -1,0 +1,309 @@
+"""From files to things that run: diffusion model, text encoder, autoencoder, LoRA.
+
+The one module that joins families, text encoders, autoencoders, weights and patching. A checkpoint
+is one file with up to three parts; each is recognised by its keys, built without weights and then
+filled from the memory-mapped file, so that no weight exists twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from comfy.devices import placement, precision
+from comfy.families import detection
+from comfy.families.family import ModelFamily, strip_prefixes
+from comfy.families.header import read_hints
+from comfy.families.text_sizes import text_model_configs
+from comfy.patching.patcher import ModelPatcher
+from comfy.text_encoders.clip import CLIP
+from comfy.vae.vae import VAE
+from comfy.weights import state_dict
+from comfy.weights.errors import WeightFileError
+from comfy.weights.fill import IncompleteWeightsError, in_words
+from comfy.weights.lora import (
+    convert_lora,
+    load_lora,
+    model_lora_keys_clip,
+    model_lora_keys_unet,
+    require_match,
+)
+
+logger = logging.getLogger(__name__)
+
+StateDict = dict[str, Tensor]
+Options = dict[str, Any]
+Metadata = Mapping[str, str]
+
+
+class UnknownArchitectureError(WeightFileError):
+    """The file was read, but its keys belong to no model family that can be loaded."""
+
+
+class BrokenCheckpointError(WeightFileError):
+    """The file belongs to a known family, but parts of it are missing or contradictory."""
+
+
+class Checkpoint(NamedTuple):
+    """The parts of a checkpoint; None for one that was not asked for or is not in the file."""
+
+    model: ModelPatcher | None
+    clip: CLIP | None
+    vae: VAE | None
+    clip_vision: Any | None
+
+
+class Parts(NamedTuple):
+    """Which parts of a checkpoint are wanted."""
+
+    model: bool = True
+    clip: bool = True
+    vae: bool = True
+    clip_vision: bool = False
+
+
+# -- whole checkpoints ---------------------------------------------------------------------------
+
+
+def load_checkpoint_guess_config(
+    ckpt_path: str,
+    output_vae: bool = True,
+    output_clip: bool = True,
+    output_clipvision: bool = False,
+    embedding_directory: Any = None,
+    output_model: bool = True,
+    model_options: Options | None = None,
+    te_model_options: Options | None = None,
+) -> Checkpoint:
+    """Loads a checkpoint file, whatever family it belongs to.
+
+    Args:
+        ckpt_path: The file.
+        output_vae, output_clip, output_clipvision, output_model: Parts that are wanted.
+        embedding_directory: Folder or folders of textual inversions.
+        model_options: `dtype`, `custom_operations`, `load_device`, `offload_device` and the like.
+        te_model_options: Likewise for the text encoder.
+
+    Raises:
+        WeightFileError: The file cannot be read, is of no known family, or is damaged.
+    """
+    tensors, metadata = state_dict.load_torch_file(ckpt_path, return_metadata=True)
+    found = state_dict_in_words(tensors)
+    with naming(ckpt_path):
+        checkpoint = load_state_dict_guess_config(
+            tensors,
+            output_vae,
+            output_clip,
+            output_clipvision,
+            embedding_directory,
+            output_model,
+            model_options,
+            te_model_options,
+            metadata,
+        )
+    if checkpoint is None:
+        raise unknown_architecture(ckpt_path, found)
+    return checkpoint
+
+
+def load_state_dict_guess_config(
+    sd: StateDict,
+    output_vae: bool = True,
+    output_clip: bool = True,
+    output_clipvision: bool = False,
+    embedding_directory: Any = None,
+    output_model: bool = True,
+    model_options: Options | None = None,
+    te_model_options: Options | None = None,
+    metadata: Metadata | None = None,
+) -> Checkpoint | None:
+    """As `load_checkpoint_guess_config`, from tensors; None for an unknown family.
+
+    Args:
+        sd: Tensors by key. Emptied of what is used.
+        metadata: The file's header.
+
+    Raises:
+        IncompleteWeightsError: The family is known, but weights are missing or contradictory.
+    """
+    prefix = detection.unet_prefix_from_state_dict(sd)
+    family = detection.model_config_from_unet(sd, prefix, metadata=metadata)
+    if family is None:
+        return None
+    wanted = Parts(output_model, output_clip, output_vae, output_clipvision)
+    if wanted.clip_vision:
+        logger.warning("%s checkpoints carry no image encoder that can be loaded", family.title())
+    clip = vae = patcher = None
+    if wanted.clip:
+        clip = _checkpoint_clip(family, sd, embedding_directory, te_model_options, metadata)
+    if wanted.vae:
+        vae = _checkpoint_vae(family, sd, metadata)
+    if wanted.model:
+        patcher = _patcher(family, sd, prefix, model_options or {})
+    return Checkpoint(patcher, clip, vae, None)
+
+
+def _checkpoint_clip(
+    family: ModelFamily,
+    sd: StateDict,
+    embedding_directory: Any,
+    options: Options | None,
+    metadata: Metadata | None,
+) -> CLIP | None:
+    target = family.clip_target(sd)
+    if target is None:
+        return None
+    weights = family.process_clip_state_dict(sd)
+    if not weights:
+        logger.warning("the checkpoint holds no text encoder; load one with a Load CLIP node")
+        return None
+    sizes = text_model_configs(weights, read_hints(metadata, "text_config"))
+    return CLIP(
+        target,
+        embedding_directory=embedding_directory,
+        tokenizer_data=weights,
+        parameters=state_dict.calculate_parameters(weights),
+        state_dict=weights,
+        model_options={**sizes, **(options or {})},
+    )
+
+
+def _checkpoint_vae(family: ModelFamily, sd: StateDict, metadata: Metadata | None) -> VAE | None:
+    weights = family.process_vae_state_dict(strip_prefixes(sd, family.vae_key_prefix))
+    if not weights:
+        logger.warning("the checkpoint holds no autoencoder; load one with a Load VAE node")
+        return None
+    return VAE(sd=weights, metadata=metadata)
+
+
+# -- diffusion models alone ----------------------------------------------------------------------
+
+
+def load_diffusion_model(unet_path: str, model_options: Options | None = None) -> ModelPatcher:
+    """Loads a diffusion model from a file of its own.
+
+    Raises:
+        WeightFileError: The file cannot be read, is of no known family, or is damaged.
+    """
+    tensors, metadata = state_dict.load_torch_file(unet_path, return_metadata=True)
+    found = state_dict_in_words(tensors)
+    with naming(unet_path):
+        patcher = load_diffusion_model_state_dict(tensors, model_options, metadata)
+    if patcher is None:
+        raise unknown_architecture(unet_path, found)
+    return patcher
+
+
+def load_diffusion_model_state_dict(
+    sd: StateDict, model_options: Options | None = None, metadata: Metadata | None = None
+) -> ModelPatcher | None:
+    """As `load_diffusion_model`, from tensors; None for an unknown family.
+
+    Args:
+        sd: Tensors by key, with or without a checkpoint's prefix. Emptied of what is used.
+    """
+    prefix = detection.unet_prefix_from_state_dict(sd)
+    if not any(key.startswith(prefix) for key in sd):
+        prefix = ""
+    family = detection.model_config_from_unet(sd, prefix, metadata=metadata)
+    return None if family is None else _patcher(family, sd, prefix, model_options or {})
+
+
+def _patcher(
+    family: ModelFamily, sd: StateDict, prefix: str, options: Mapping[str, Any]
+) -> ModelPatcher:
+    """Builds a family's model without weights, fills it, and puts a patcher around it."""
+    load_device = options.get("load_device", placement.get_torch_device())
+    offload_device = options.get("offload_device", placement.unet_offload_device())
+    supported = family.supported_inference_dtypes
+    dtype = options.get("dtype") or precision.unet_dtype(
+        device=load_device,
+        model_params=state_dict.calculate_parameters(sd, prefix),
+        supported_dtypes=supported,
+        weight_dtype=state_dict.weight_dtype(sd, prefix),
+    )
+    family.set_inference_dtype(dtype, precision.unet_manual_cast(dtype, load_device, supported))
+    family.custom_operations = options.get("custom_operations", family.custom_operations)
+    family.optimizations["fp8"] = bool(options.get("fp8_optimizations", False))
+    model = family.get_model(sd, prefix, device="meta")
+    model.load_model_weights(sd, prefix)
+    model.device = offload_device
+    logger.info("%s: weights in %s", family.title(), str(dtype).removeprefix("torch."))
+    return ModelPatcher(model, load_device=load_device, offload_device=offload_device)
+
+
+# -- LoRA ----------------------------------------------------------------------------------------
+
+
+def load_lora_for_models(
+    model: ModelPatcher | None,
+    clip: CLIP | None,
+    lora_weights: StateDict,
+    strength_model: float,
+    strength_clip: float,
+    *,
+    path: str | None = None,
+) -> tuple[ModelPatcher | None, CLIP | None]:
+    """Views of a model and a text encoder with a LoRA added.
+
+    Args:
+        model, clip: What to change; either may be None and then stays None.
+        lora_weights: Tensors of the LoRA file.
+        path: The file, for messages.
+
+    Raises:
+        NoMatchingWeightsError: Not one key of the LoRA belongs to the model or the text encoder.
+    """
+    keys: dict[str, Any] = {}
+    if model is not None:
+        keys = model_lora_keys_unet(model.model, keys)
+    if clip is not None:
+        keys = model_lora_keys_clip(clip.cond_stage_model, keys)
+    patches = load_lora(convert_lora(lora_weights), keys)
+    require_match(patches, lora_weights, path or "the LoRA")
+    new_model = new_clip = None
+    used: set[Any] = set()
+    if model is not None:
+        new_model = model.clone()
+        used.update(new_model.add_patches(patches, strength_model))
+    if clip is not None:
+        new_clip = clip.clone()
+        used.update(new_clip.add_patches(patches, strength_clip))
+    unused = [str(key) for key in patches if key not in used]
+    if unused:
+        logger.warning("%s: no place for %s", path or "LoRA", in_words(unused))
+    return new_model, new_clip
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Puts the file's name on errors about its contents.
+
+    Raises:
+        BrokenCheckpointError: In place of an IncompleteWeightsError.
+    """
+    try:
+        yield
+    except IncompleteWeightsError as error:
+        raise BrokenCheckpointError(path, str(error)) from error
+
+
+def state_dict_in_words(sd: Mapping[str, Any]) -> str:
+    """How many tensors a file holds and what some are called."""
+    return f"it holds {in_words(sorted(sd))}"
+
+
+def unknown_architecture(path: str, found: str) -> UnknownArchitectureError:
+    """The error for a file of no known family."""
+    return UnknownArchitectureError(
+        path,
+        f"no known model family: {found}",
+        f"choose a file of a supported family ({', '.join(detection.supported_titles())})",
+    )

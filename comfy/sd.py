@@ -1,0 +1,17 @@
+"""Loading and saving, the CLIP and VAE classes, under the names custom nodes import."""
+# ruff: noqa: F401
+
+from comfy import model_detection
+from comfy.families.family import ClipTarget
+from comfy.loading import (
+    load_checkpoint_guess_config,
+    load_diffusion_model,
+    load_diffusion_model_state_dict,
+    load_lora_for_models,
+    load_state_dict_guess_config,
+)
+from comfy.public import write_through
+from comfy.text_encoders.clip import CLIP
+from comfy.vae.vae import VAE
+
+write_through(__name__)

@@ -1,0 +1,16 @@
+"""The optional built-in node modules, in the order in which they are loaded."""
+
+from __future__ import annotations
+
+MODULES: tuple[str, ...] = (
+    "nodes_latent",
+    "nodes_clip_sdxl",
+    "nodes_mask",
+    "nodes_compositing",
+    "nodes_images",
+    "nodes_post_processing",
+    "nodes_rebatch",
+    "nodes_string",
+    "nodes_primitive",
+    "nodes_preview_any",
+)

@@ -1,0 +1,374 @@
+"""Nodes that calculate with latents, join and cut them, and operate on them while sampling."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comfy import resize
+from comfy_api.latest import ComfyExtension, io
+from comfy_extras.gaussian import filter_channels, sharpening_kernel
+from comfy_nodes.latent import batch_indices, replaced
+from comfy_nodes.limits import MAX_RESOLUTION
+
+logger = logging.getLogger(__name__)
+
+Latent = dict[str, Any]
+Operation = Callable[..., Tensor]
+
+AXES = {"x": -1, "y": -2, "t": -3}  # t only for video latents [B, C, T, H, W]
+
+
+def reshape_latent_to(
+    target_shape: tuple[int, ...] | torch.Size, latent: Tensor, repeat_batch: bool = True
+) -> Tensor:
+    """A latent at the size, and with `repeat_batch` the batch, of another."""
+    if latent.shape[1:] != target_shape[1:]:
+        columns, rows = target_shape[-1], target_shape[-2]
+        latent = resize.common_upscale(latent, columns, rows, "bilinear", "center")
+    return resize.repeat_to_batch_size(latent, target_shape[0]) if repeat_batch else latent
+
+
+def schema(
+    node_id: str,
+    inputs: list[io.Input],
+    category: str = "latent/advanced",
+    outputs: list[io.Output] | None = None,
+    **options: Any,
+) -> io.Schema:
+    """Declaration of a node of this module; the output is a latent unless said otherwise."""
+    outputs = outputs or [io.Latent.Output()]
+    return io.Schema(node_id=node_id, category=category, inputs=inputs, outputs=outputs, **options)
+
+
+def two_latents() -> list[io.Input]:
+    """Declarations of two latents."""
+    return [io.Latent.Input("samples1"), io.Latent.Input("samples2")]
+
+
+class LatentAdd(io.ComfyNode):
+    """Adds two latents."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema("LatentAdd", two_latents())
+
+    @classmethod
+    def execute(cls, samples1: Latent, samples2: Latent) -> io.NodeOutput:
+        first = samples1["samples"]
+        second = reshape_latent_to(first.shape, samples2["samples"])
+        return io.NodeOutput(replaced(samples1, first + second))
+
+
+class LatentSubtract(io.ComfyNode):
+    """Subtracts one latent from another."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema("LatentSubtract", two_latents())
+
+    @classmethod
+    def execute(cls, samples1: Latent, samples2: Latent) -> io.NodeOutput:
+        first = samples1["samples"]
+        second = reshape_latent_to(first.shape, samples2["samples"])
+        return io.NodeOutput(replaced(samples1, first - second))
+
+
+class LatentMultiply(io.ComfyNode):
+    """Multiplies a latent by a number."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        factor = io.Float.Input("multiplier", default=1.0, min=-10.0, max=10.0, step=0.01)
+        return schema("LatentMultiply", [io.Latent.Input("samples"), factor])
+
+    @classmethod
+    def execute(cls, samples: Latent, multiplier: float) -> io.NodeOutput:
+        return io.NodeOutput(replaced(samples, samples["samples"] * multiplier))
+
+
+class LatentInterpolate(io.ComfyNode):
+    """Mixes two latents, lengths of the channel vectors and directions apart."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        ratio = io.Float.Input("ratio", default=1.0, min=0.0, max=1.0, step=0.01)
+        return schema("LatentInterpolate", [*two_latents(), ratio])
+
+    @classmethod
+    def execute(cls, samples1: Latent, samples2: Latent, ratio: float) -> io.NodeOutput:
+        first = samples1["samples"]
+        second = reshape_latent_to(first.shape, samples2["samples"])
+        direction1, length1 = _directed(first)
+        direction2, length2 = _directed(second)
+        direction, _ = _directed(direction1 * ratio + direction2 * (1.0 - ratio))
+        mixed = direction * (length1 * ratio + length2 * (1.0 - ratio))
+        return io.NodeOutput(replaced(samples1, mixed))
+
+
+def _directed(latent: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit vectors over the channels and their lengths; zero vectors stay zero."""
+    length = torch.linalg.vector_norm(latent, dim=1, keepdim=True)
+    return torch.nan_to_num(latent / length), length
+
+
+class LatentConcat(io.ComfyNode):
+    """Puts two latents side by side."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        sides = io.Combo.Input("dim", options=["x", "-x", "y", "-y", "t", "-t"])
+        return schema("LatentConcat", [*two_latents(), sides])
+
+    @classmethod
+    def execute(cls, samples1: Latent, samples2: Latent, dim: str) -> io.NodeOutput:
+        first = samples1["samples"]
+        second = resize.repeat_to_batch_size(samples2["samples"], first.shape[0])
+        parts = (second, first) if dim.startswith("-") else (first, second)
+        return io.NodeOutput(replaced(samples1, torch.cat(parts, dim=AXES[dim[-1]])))
+
+
+class LatentCut(io.ComfyNode):
+    """Cuts a slice out of a latent."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [
+            io.Latent.Input("samples"),
+            io.Combo.Input("dim", options=["x", "y", "t"]),
+            io.Int.Input("index", default=0, min=-MAX_RESOLUTION, max=MAX_RESOLUTION, step=1),
+            io.Int.Input("amount", default=1, min=1, max=MAX_RESOLUTION, step=1),
+        ]
+        return schema("LatentCut", inputs)
+
+    @classmethod
+    def execute(cls, samples: Latent, dim: str, index: int, amount: int) -> io.NodeOutput:
+        latent, axis = samples["samples"], AXES[dim]
+        size = latent.shape[axis]
+        start = min(index, size - 1) if index >= 0 else max(index, -size) + size
+        cut = latent.narrow(axis, start, min(size - start, amount))
+        return io.NodeOutput(replaced(samples, cut))
+
+
+class LatentCutToBatch(io.ComfyNode):
+    """Cuts a latent into slices that become items of the batch."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [
+            io.Latent.Input("samples"),
+            io.Combo.Input("dim", options=["t", "x", "y"]),
+            io.Int.Input("slice_size", default=1, min=1, max=MAX_RESOLUTION, step=1),
+        ]
+        return schema("LatentCutToBatch", inputs)
+
+    @classmethod
+    def execute(cls, samples: Latent, dim: str, slice_size: int) -> io.NodeOutput:
+        axis = AXES[dim] + samples["samples"].ndim
+        latent = samples["samples"].movedim(axis, 1)
+        size = min(slice_size, latent.shape[1])
+        whole = latent[:, : latent.shape[1] // size * size]
+        slices = whole.reshape(-1, size, *whole.shape[2:]).movedim(1, axis)
+        return io.NodeOutput(replaced(samples, slices))
+
+
+class LatentBatch(io.ComfyNode):
+    """Joins two batches of latents."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema("LatentBatch", two_latents(), "latent/batch", is_deprecated=True)
+
+    @classmethod
+    def execute(cls, samples1: Latent, samples2: Latent) -> io.NodeOutput:
+        return io.NodeOutput(join_latents([samples1, samples2]))
+
+    batch = execute
+
+
+def join_latents(latents: list[Latent]) -> Latent:
+    """One batch of all; sizes follow the first, and every item keeps the index of its noise."""
+    first = latents[0]["samples"]
+    fitted = [reshape_latent_to(first.shape, item["samples"], False) for item in latents]
+    joined = replaced(latents[0], torch.cat(fitted))
+    joined["batch_index"] = [index for item in latents for index in batch_indices(item)]
+    return joined
+
+
+class LatentBatchSeedBehavior(io.ComfyNode):
+    """Chooses whether the items of a batch get noise of their own or all the same."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        behaviour = io.Combo.Input("seed_behavior", options=["random", "fixed"], default="fixed")
+        return schema("LatentBatchSeedBehavior", [io.Latent.Input("samples"), behaviour])
+
+    @classmethod
+    def execute(cls, samples: Latent, seed_behavior: str) -> io.NodeOutput:
+        changed = dict(samples)
+        indices = changed.pop("batch_index", [0])
+        if seed_behavior == "fixed":
+            changed["batch_index"] = [indices[0]] * samples["samples"].shape[0]
+        return io.NodeOutput(changed)
+
+
+class ReplaceVideoLatentFrames(io.ComfyNode):
+    """Replaces frames of a video latent by those of another."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [
+            io.Latent.Input("destination"),
+            io.Latent.Input("source", optional=True),
+            io.Int.Input("index", default=0, min=-MAX_RESOLUTION, max=MAX_RESOLUTION, step=1),
+        ]
+        return schema("ReplaceVideoLatentFrames", inputs, "latent/batch")
+
+    @classmethod
+    def execute(
+        cls, destination: Latent, index: int, source: Latent | None = None
+    ) -> io.NodeOutput:
+        if source is None:
+            return io.NodeOutput(destination)
+        frames, given = destination["samples"].shape[2], source["samples"].shape[2]
+        start = index + frames if index < 0 else index
+        if not 0 <= start <= frames - given:
+            logger.warning("no frames %d to %d in a latent of %d", start, start + given, frames)
+            return io.NodeOutput(destination)
+        changed = destination["samples"].clone()
+        changed[:, :, start : start + given] = source["samples"]
+        return io.NodeOutput(replaced(destination, changed))
+
+
+class LatentApplyOperation(io.ComfyNode):
+    """Applies an operation to a latent."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Latent.Input("samples"), io.LatentOperation.Input("operation")]
+        return schema(
+            "LatentApplyOperation", inputs, "latent/advanced/operations", is_experimental=True
+        )
+
+    @classmethod
+    def execute(cls, samples: Latent, operation: Operation) -> io.NodeOutput:
+        return io.NodeOutput(replaced(samples, operation(latent=samples["samples"])))
+
+
+class LatentApplyOperationCFG(io.ComfyNode):
+    """Applies an operation to the guidance at every step."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Model.Input("model"), io.LatentOperation.Input("operation")]
+        return schema(
+            "LatentApplyOperationCFG",
+            inputs,
+            "latent/advanced/operations",
+            [io.Model.Output()],
+            is_experimental=True,
+        )
+
+    @classmethod
+    def execute(cls, model: Any, operation: Operation) -> io.NodeOutput:
+        changed = model.clone()
+
+        def before_guidance(facts: dict[str, Any]) -> list[Tensor]:
+            conds = facts["conds_out"]
+            if len(conds) == 2:
+                conds[0] = operation(latent=(conds[0] - conds[1])) + conds[1]
+            else:
+                conds[0] = operation(latent=conds[0])
+            return conds
+
+        changed.set_model_sampler_pre_cfg_function(before_guidance)
+        return io.NodeOutput(changed)
+
+
+class LatentOperationTonemapReinhard(io.ComfyNode):
+    """Compresses large values, as tone mapping does with light.
+
+    Source: Reinhard et al. 2002, https://doi.org/10.1145/566654.566575, equation 3.
+    """
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        factor = io.Float.Input("multiplier", default=1.0, min=0.0, max=100.0, step=0.01)
+        return schema(
+            "LatentOperationTonemapReinhard",
+            [factor],
+            "latent/advanced/operations",
+            [io.LatentOperation.Output()],
+            is_experimental=True,
+        )
+
+    @classmethod
+    def execute(cls, multiplier: float) -> io.NodeOutput:
+        def tonemap(latent: Tensor, **kwargs: Any) -> Tensor:  # noqa: ARG001 - public signature
+            length = torch.linalg.vector_norm(latent, dim=1, keepdim=True) + 1e-10
+            axes = tuple(range(1, latent.ndim))
+            mean, spread = length.mean(axes, keepdim=True), length.std(axes, keepdim=True)
+            top = (spread * 5 + mean) * multiplier  # what would be white
+            scaled = length / top
+            return latent / length * (scaled / (scaled + 1.0) * top)
+
+        return io.NodeOutput(tonemap)
+
+
+class LatentOperationSharpen(io.ComfyNode):
+    """Sharpens the directions of the channel vectors and keeps their lengths."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [
+            io.Int.Input("sharpen_radius", default=9, min=1, max=31, step=1),
+            io.Float.Input("sigma", default=1.0, min=0.1, max=10.0, step=0.1),
+            io.Float.Input("alpha", default=0.1, min=0.0, max=5.0, step=0.01),
+        ]
+        return schema(
+            "LatentOperationSharpen",
+            inputs,
+            "latent/advanced/operations",
+            [io.LatentOperation.Output()],
+            is_experimental=True,
+        )
+
+    @classmethod
+    def execute(cls, sharpen_radius: int, sigma: float, alpha: float) -> io.NodeOutput:
+        def sharpen(latent: Tensor, **kwargs: Any) -> Tensor:  # noqa: ARG001 - public signature
+            length = torch.linalg.vector_norm(latent, dim=1, keepdim=True) + 1e-6
+            kernel = sharpening_kernel(sharpen_radius, sigma, alpha).to(latent)
+            return filter_channels(latent / length, kernel) * length
+
+        return io.NodeOutput(sharpen)
+
+
+class LatentExtension(ComfyExtension):
+    """The nodes of this module."""
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return [
+            LatentAdd,
+            LatentSubtract,
+            LatentMultiply,
+            LatentInterpolate,
+            LatentConcat,
+            LatentCut,
+            LatentCutToBatch,
+            LatentBatch,
+            LatentBatchSeedBehavior,
+            LatentApplyOperation,
+            LatentApplyOperationCFG,
+            LatentOperationTonemapReinhard,
+            LatentOperationSharpen,
+            ReplaceVideoLatentFrames,
+        ]
+
+
+async def comfy_entrypoint() -> LatentExtension:
+    """Called by the loader of built-in modules."""
+    return LatentExtension()
