@@ -22,6 +22,14 @@ from comfy.resize import (
 )
 from comfy.sampling.masks import reshape_mask
 from comfy.tiling import get_tiled_scale_steps, tiled_scale, tiled_scale_multidim
+from comfy.weights.diffusers_transformers import (
+    auraflow_to_diffusers,
+    flux_to_diffusers,
+    mmdit_to_diffusers,
+    pixart_to_diffusers,
+    swap_scale_shift,
+    z_image_to_diffusers,
+)
 from comfy.weights.diffusers_unet import (
     TRANSFORMER_BLOCKS,
     UNET_MAP_ATTENTIONS,

@@ -41,6 +41,29 @@ def clip_names(keys: Collection[str]) -> dict[str, str]:
     return names
 
 
+def t5_names(keys: Collection[str]) -> dict[str, str]:
+    """T5 and BERT encoders: the number of `lora_te` is the encoder's place beside CLIP.
+
+    T5 is the third encoder beside CLIP-G and CLIP-L, the second beside CLIP-L alone (files of both
+    numberings exist there), else the first.
+    """
+    has_l = any(key.startswith("clip_l.") for key in keys)
+    has_g = any(key.startswith("clip_g.") for key in keys)
+    names: dict[str, str] = {}
+    for key in keys:
+        if not key.endswith(".weight"):
+            continue
+        stem = key[: -len(".weight")]
+        if stem.startswith("t5xxl.transformer."):
+            flat = stem[len("t5xxl.transformer.") :].replace(".", "_")
+            numbers = (3,) if has_l and has_g else (2, 3) if has_l else (1,)
+            names |= {f"lora_te{number}_{flat}": key for number in numbers}
+        elif stem.startswith("hydit_clip.transformer.bert."):
+            flat = stem[len("hydit_clip.transformer.bert.") :].replace(".", "_")
+            names[f"lora_te1_{flat}"] = key
+    return names
+
+
 def _projections(keys: Collection[str]) -> dict[str, str]:
     spellings = {
         "clip_g.transformer.text_projection.weight": (
