@@ -6,7 +6,7 @@ are not listed; `run`: a node fails), and for functions the parameter names that
 
     python -m tools.public_names             # coverage by module
     python -m tools.public_names --missing   # every gap as well
-    python -m tools.public_names --update    # shrink the list of known gaps, which a test checks
+    python -m tools.public_names --update    # rewrite the list of known gaps that a test allows
 """
 
 from __future__ import annotations
