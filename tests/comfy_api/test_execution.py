@@ -11,7 +11,9 @@ from comfy_api.latest import ComfyAPI, ComfyAPISync, io, ui
 from comfy_execution.events import Event
 from comfy_execution.executor import PromptExecutor
 from comfy_execution.graph_utils import ExecutionBlocker, GraphBuilder
+from comfy_execution.node_info import node_info
 from comfy_execution.registry import NodeRegistry
+from comfy_execution.spec import spec_from_class
 
 calls: list[Any] = []
 
@@ -241,11 +243,25 @@ class Stateful(io.ComfyNode):
         return io.NodeOutput(1)
 
 
+class Borrowing(Counted):
+    """A classic node that uses a schema node's helpers."""
+
+    FUNCTION = "go"
+    RETURN_TYPES = ("INT",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:  # type: ignore[override]
+        return {"required": {"number": ("INT", {})}}
+
+    def go(self, number: int) -> Any:
+        return (self.execute(number)[0] * 2,)
+
+
 NODES: dict[str, Any] = {
     made.__name__: made
     for made in (
         Show, Hiding, Dynamic, Lazy, LazyByDefault, Counted, Fresh, Waiting, Expanding, Blocking,
-        Lists, Everything, Stateful,
+        Lists, Everything, Stateful, Borrowing,
     )
 }  # fmt: skip
 
@@ -356,3 +372,11 @@ def test_state_on_the_class_is_an_error_that_says_what_to_do() -> None:
     assert error["node_id"] == "1"
     assert "cannot set 'count' on Stateful while it executes" in error["exception_message"]
     assert not hasattr(Stateful, "count")
+
+
+def test_a_classic_node_may_derive_from_a_schema_node() -> None:
+    ran = Ran({"1": node("Borrowing", number=4), "2": show(["1", 0])})
+    assert ran.texts("2") == ["8"]
+    info = node_info(spec_from_class("Borrowing", Borrowing))
+    assert info["input"] == {"required": {"number": ["INT", {}]}}
+    assert info["category"] == "sd"

@@ -184,12 +184,14 @@ def test_rare_keys_are_listed_only_where_they_say_something() -> None:
         inputs=[io.Int.Input("count")],
         is_input_list=True,
         is_dev_only=True,
+        has_intermediate_output=True,
         search_aliases=["other"],
         essentials_category="Basics",
         price_badge=io.PriceBadge("count * 2", io.PriceBadgeDepends(widgets=["count"])),
     ).node_info("nodes")
     assert {key: rare[key] for key in rare.keys() - plain.keys()} == {
         "is_input_list": True,
+        "has_intermediate_output": True,
         "dev_only": True,
         "search_aliases": ["other"],
         "essentials_category": "Basics",

@@ -68,6 +68,16 @@ class ComfyNode:
     _clone_of: ClassVar[type[ComfyNode] | None] = None
     _plain_clone: ClassVar[type[ComfyNode] | None] = None
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets a subclass be a classic node that only borrows from a schema node.
+
+        Such a class declares `INPUT_TYPES` of its own and no schema; the executor then adapts it
+        as it does classic classes.
+        """
+        super().__init_subclass__(**kwargs)
+        if "INPUT_TYPES" in cls.__dict__ and "define_schema" not in cls.__dict__:
+            cls.__node_spec__ = None  # type: ignore[method-assign, assignment]
+
     @classmethod
     def define_schema(cls) -> Schema:
         """Declares the node. Called for every listing and validation, so lists may change."""

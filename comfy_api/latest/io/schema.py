@@ -80,6 +80,7 @@ class Schema:
         enable_expand: Whether `execute` may return a graph to run in the node's place.
         accept_all_inputs: Whether inputs that are not declared are handed to `execute` as well.
         essentials_category: Place in the editor's list of essential nodes.
+        has_intermediate_output: Whether what the node shows is a step on the way, not a result.
     """
 
     node_id: str
@@ -101,6 +102,7 @@ class Schema:
     enable_expand: bool = False
     accept_all_inputs: bool = False
     essentials_category: str | None = None
+    has_intermediate_output: bool = False
 
     def validate(self) -> None:
         """Raises ValueError, naming the node, if the declaration contradicts itself."""
@@ -194,6 +196,7 @@ class Schema:
         return without_none(
             {
                 "is_input_list": self.is_input_list or None,
+                "has_intermediate_output": self.has_intermediate_output or None,
                 "dev_only": self.is_dev_only or None,
                 "search_aliases": self.search_aliases or None,
                 "essentials_category": self.essentials_category,
