@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -21,13 +21,14 @@ class CacheEntry:
 
     Attributes:
         outputs: For each output the list of its values.
-        ui: What it showed, as {"output": ..., "meta": ...}; None if nothing.
-        children_ui: The same for nodes of its expanded graph, by id.
+        ui: What it showed, by kind; None if nothing.
+        children_ui: What nodes of its expanded graph showed, by the end of their ids: what
+            follows the id of the posted node. Filled when the prompt ends.
     """
 
     outputs: list[list[Any]]
-    ui: dict[str, Any] | None = None
-    children_ui: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    ui: dict[str, list[Any]] | None = None
+    children_ui: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,15 @@ class ResultCache(Protocol):
     keeps_run: bool
     keeps_objects: bool
 
-    def begin(self, signatures: Collection[str], posted: Collection[str], /) -> None:
+    def begin(
+        self, signatures: Collection[str], needed: Collection[str], posted: Collection[str], /
+    ) -> None:
         """A prompt starts.
 
         Args:
             signatures: Of the nodes that its outputs need.
-            posted: Ids of all nodes in the prompt, without those nodes.
+            needed: Ids of these nodes.
+            posted: Ids of all nodes in the prompt.
         """
 
     def get(self, signature: str, /) -> CacheEntry | None:
@@ -115,15 +119,16 @@ class ClassicCache:
         self._prompt = 0
         self._live: frozenset[str] = frozenset()
 
-    def begin(self, signatures: Collection[str], posted: Collection[str]) -> None:
+    def begin(
+        self, signatures: Collection[str], needed: Collection[str], posted: Collection[str]
+    ) -> None:
         self._prompt += 1
-        live, others = set(signatures), set(posted)
-        self._live = frozenset(live)
+        self._live = frozenset(signatures)
         for signature, kept in list(self._kept.items()):
             owner = kept.owner
-            if signature in live or owner.node_id in others:
-                continue
-            del self._kept[signature]
+            may_be_used = owner.is_expanded or owner.node_id not in needed
+            if signature not in self._live and not (may_be_used and owner.node_id in posted):
+                del self._kept[signature]
 
     def get(self, signature: str) -> CacheEntry | None:
         kept = self._kept.get(signature)
@@ -164,7 +169,7 @@ class LRUCache:
         self.capacity = capacity
         self._kept: OrderedDict[str, CacheEntry] = OrderedDict()
 
-    def begin(self, signatures: Collection[str], posted: Collection[str]) -> None:
+    def begin(self, *_: Collection[str]) -> None:
         """Nothing to do: age alone decides."""
 
     def get(self, signature: str) -> CacheEntry | None:
@@ -198,7 +203,7 @@ class NullCache:
     keeps_run = False
     keeps_objects = False
 
-    def begin(self, signatures: Collection[str], posted: Collection[str]) -> None:
+    def begin(self, *_: Collection[str]) -> None:
         """Nothing to do."""
 
     def get(self, _signature: str) -> CacheEntry | None:
@@ -247,7 +252,7 @@ class RAMPressureCache:
         self._prompt = 0
         self._next_check = 0.0
 
-    def begin(self, _signatures: Collection[str], _posted: Collection[str]) -> None:
+    def begin(self, *_: Collection[str]) -> None:
         self._prompt += 1
         self.relieve()
 

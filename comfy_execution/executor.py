@@ -9,73 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from comfy_execution import events
 from comfy_execution.breaker import CallGuard, ForcedInterruption
-from comfy_execution.caching import CacheSet, ClassicCache, ResultCache
+from comfy_execution.caching import CacheSet
 from comfy_execution.changes import note_change
 from comfy_execution.context import interrupt_check
 from comfy_execution.failures import Failure, describe_failure
 from comfy_execution.graph import DependencyCycleError, DynamicPrompt, linked_nodes
 from comfy_execution.items import ExecutionStatus
+from comfy_execution.options import ExecutionInterrupt, ExecutorOptions, NoInterrupt
 from comfy_execution.progress import ProgressRegistry, reset_progress_state
-from comfy_execution.queue import Interrupt
 from comfy_execution.records import RunRecord
 from comfy_execution.registry import Registry, SpecTable
 from comfy_execution.run import ExecutionResult, PromptRun, RunHooks, StepResult, current_run
 from comfy_execution.signatures import Parts, Signatures
 
+__all__ = ["ExecutorOptions", "PromptExecutor", "execute", "needed_nodes"]
+
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.02  # how often an interruption is looked for while only async nodes run
-
-
-class ExecutionInterrupt(Interrupt, Protocol):
-    """The cancellation flag, with the exception that stands for it."""
-
-    @property
-    def exception(self) -> type[BaseException]: ...
-
-
-@dataclass(frozen=True)
-class ExecutorOptions:
-    """Policies and hooks of an executor; every one has a harmless default.
-
-    Attributes:
-        cache: What is kept between prompts.
-        run_context: Makes the context manager in which a prompt runs, such as inference mode.
-        oom_hook: Called with what a node raised; frees memory and returns advice if it was for
-            lack of memory, else returns None.
-        ui_is_valid: Whether the files a cached output node shows are still there.
-        peak_memory: Highest memory use in bytes since the last question, or None.
-    """
-
-    cache: ResultCache = field(default_factory=ClassicCache)
-    run_context: Callable[[], AbstractContextManager[Any]] = nullcontext
-    oom_hook: Callable[[BaseException], str | None] = lambda _: None
-    ui_is_valid: Callable[[Mapping[str, Any]], bool] = lambda _: True
-    peak_memory: Callable[[], int | None] = lambda: None
-
-
-class NeverInterrupted(BaseException):
-    """Raised by nobody."""
-
-
-class _NoInterrupt:
-    """For executors that nobody stops."""
-
-    exception: type[BaseException] = NeverInterrupted
-
-    def set(self) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def is_set(self) -> bool:
-        return False
 
 
 class PromptExecutor:
@@ -98,7 +54,7 @@ class PromptExecutor:
     ) -> None:
         self.registry = registry
         self.server: events.EventSink = sink or events.NullSink()
-        self.interrupt: ExecutionInterrupt = interrupt or _NoInterrupt()
+        self.interrupt: ExecutionInterrupt = interrupt or NoInterrupt()
         self.options = options or ExecutorOptions()
         self.guard = CallGuard()
         self.caches = CacheSet(self.options.cache)
@@ -197,7 +153,7 @@ class PromptExecutor:
         for node_id in needed:
             signatures.get(node_id)
         cache = self.caches.outputs
-        cache.begin(list(signatures.known()), [name for name in prompt if name not in needed])
+        cache.begin(list(signatures.known()), needed, prompt.keys())
         if not cache.keeps_objects:
             self.caches.objects.clear()
         self.caches.objects.keep_only(prompt.keys())
@@ -223,6 +179,7 @@ class PromptExecutor:
         self._send(
             events.ExecutionCached(cached, run.prompt_id, events.now_ms(), self._client_id)
         )
+        run.showing.show_children_again()
         current_run.set(run)
         failed = await self._run_nodes(run, outputs)
         run.progress.flush()
@@ -239,7 +196,7 @@ class PromptExecutor:
         self, run: PromptRun, outputs: Sequence[str]
     ) -> tuple[Failure, BaseException | None] | None:
         """The main loop; returns what failed."""
-        pending = run.pending
+        pending, shown = run.pending, run.showing.ui_outputs
         run.results.expect(outputs, run.is_known)
         for output in outputs:
             try:
@@ -255,7 +212,7 @@ class PromptExecutor:
                 continue
             result, failure, error = await execute(
                 self.server, run.prompt, self.caches, node_id, run.extra_data, run.executed,
-                run.prompt_id, pending, run.waiting, run.started, run.ui_outputs,
+                run.prompt_id, pending, run.waiting, run.started, shown,
             )  # fmt: skip
             if result is ExecutionResult.FAILURE:
                 assert failure is not None
@@ -294,13 +251,15 @@ class PromptExecutor:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
+        shown = run.showing.ui_outputs
         self.history_result = {
-            "outputs": {name: shown["output"] for name, shown in run.ui_outputs.items()},
-            "meta": {name: shown["meta"] for name, shown in run.ui_outputs.items()},
+            "outputs": {name: ui["output"] for name, ui in shown.items()},
+            "meta": {name: ui["meta"] for name, ui in shown.items()},
             "nodes": run.record.nodes(),
         }
+        run.showing.remember_children(run.expanded_entries)
         self._previous_parts = run.signatures.parts
-        self.caches.outputs.end(run.expanded)
+        self.caches.outputs.end({run.prompt.get_real_node_id(name) for name in run.expanded})
 
     # --- messages -----------------------------------------------------------------------------
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
+
+from comfy_execution.wire import dump_json
 
 SENSITIVE_EXTRA_DATA_KEYS = ("auth_token_comfy_org", "api_key_comfy_org")
 """Keys of extra_data that are handed to nodes and shown, stored and logged nowhere."""
@@ -86,3 +90,22 @@ def normalize_item(item: Sequence[Any]) -> QueueItem:
 def public_item(item: Sequence[Any]) -> tuple[Any, ...]:
     """The item as queue and history show it: without its secrets."""
     return tuple(item[:5])
+
+
+def fingerprint_of(prompt_text: str, item: QueueItem) -> str:
+    """Digest of everything that makes two posted bodies the same job."""
+    extra = {key: value for key, value in item[3].items() if key != "create_time"}
+    body = f"{prompt_text}\n{dump_json(extra, sort_keys=True)}\n{dump_json(item[4])}"
+    return hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def cancelled_status(prompt_id: str) -> ExecutionStatus:
+    """Status of a prompt that was cancelled before it ran."""
+    data = {
+        "prompt_id": prompt_id,
+        "node_id": "",
+        "node_type": "",
+        "executed": [],
+        "timestamp": time.time_ns() // 1_000_000,
+    }
+    return ExecutionStatus("error", False, [("execution_interrupted", data)])

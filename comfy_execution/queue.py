@@ -6,12 +6,9 @@ numbers by arrival. With a journal, an accepted prompt is on disk before ``submi
 
 from __future__ import annotations
 
-import bisect
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from comfy_execution import events, items
@@ -23,9 +20,12 @@ from comfy_execution.items import (
     QueueItem,
     Submission,
     SubmissionKind,
+    cancelled_status,
+    fingerprint_of,
     normalize_item,
     public_item,
 )
+from comfy_execution.pending import Pending, PendingPrompts
 from comfy_execution.wire import dump_json
 
 if TYPE_CHECKING:
@@ -44,13 +44,6 @@ class Interrupt(Protocol):
     def clear(self) -> None: ...
 
     def is_set(self) -> bool: ...
-
-
-@dataclass(order=True, slots=True)
-class _Pending:
-    order: tuple[float, int]
-    item: QueueItem = field(compare=False)
-    prompt_text: str = field(compare=False)  # what the history will show, whatever happens to item
 
 
 class PromptQueue:
@@ -77,11 +70,10 @@ class PromptQueue:
         self.currently_running: dict[int, QueueItem] = {}
         self.flags: dict[str, Any] = {}
         self._journal = journal
-        self._pending: list[_Pending] = []
+        self._pending = PendingPrompts()
         self._fingerprints: dict[str, str] = {}
         self._history = HistoryStore(history_limit, journal)
         self._texts: dict[int, str] = {}
-        self._arrivals = 0
         self._paused = False
         self._interrupt_listeners: list[Callable[[str], None]] = []
         self._finished_listeners: list[Callable[[str], None]] = []
@@ -100,15 +92,14 @@ class PromptQueue:
         entry = normalize_item(item)
         number, prompt_id = entry[0], entry[1]
         prompt_text = dump_json(entry[2])
-        fingerprint = _fingerprint(prompt_text, entry)
+        fingerprint = fingerprint_of(prompt_text, entry)
         with self.mutex:
             known = self._fingerprints.get(prompt_id) or self._history.fingerprint(prompt_id)
             if known is not None:
                 kind = SubmissionKind.DUPLICATE if known == fingerprint else SubmissionKind.CONFLICT
                 return Submission(kind, prompt_id, number)
             self._fingerprints[prompt_id] = fingerprint
-            self._arrivals += 1
-            arrival = self._arrivals
+            arrival = self._pending.next_arrival()
         if self._journal is not None:
             try:
                 self._journal.enqueue(entry, prompt_text, fingerprint, arrival)
@@ -117,7 +108,7 @@ class PromptQueue:
                     self._fingerprints.pop(prompt_id, None)
                 raise
         with self.mutex:
-            bisect.insort(self._pending, _Pending((float(number), arrival), entry, prompt_text))
+            self._pending.add(entry, prompt_text, arrival)
             self._changed()
             self.not_empty.notify()
         return Submission(SubmissionKind.ACCEPTED, prompt_id, number)
@@ -136,10 +127,8 @@ class PromptQueue:
         """Takes over prompts that the journal kept, in order, without writing them again."""
         with self.mutex:
             for item, fingerprint in entries:
-                self._arrivals += 1
                 self._fingerprints[item[1]] = fingerprint
-                order = (float(item[0]), self._arrivals)
-                bisect.insort(self._pending, _Pending(order, item, dump_json(item[2])))
+                self._pending.add(item, dump_json(item[2]), self._pending.next_arrival())
             self._paused = paused
             self._changed()
             self.not_empty.notify_all()
@@ -167,9 +156,8 @@ class PromptQueue:
                 self.not_empty.wait(timeout)
                 if timeout is not None and (self._paused or not self._pending):
                     return None
-            entry = self._pending.pop(0)
-            item = entry.item
-            key = self._arrivals = self._arrivals + 1
+            entry = self._pending.take_first()
+            item, key = entry.item, self._pending.next_arrival()
             self.currently_running[key] = item
             self._texts[key] = entry.prompt_text
             if self.interrupt_flag is not None:
@@ -283,16 +271,14 @@ class PromptQueue:
         with self.mutex:
             if self.interrupt(prompt_id):
                 return CancelOutcome.INTERRUPTED
-            for entry in self._pending:
-                if entry.item[1] == prompt_id:
-                    self._pending.remove(entry)
-                    status = _cancelled_status(prompt_id)
-                    self._record(public_item(entry.item), {"meta": {}}, status, entry.prompt_text)
-                    self._changed()
-                    break
-            else:
+            entry = self._pending.find(prompt_id)
+            if entry is None:
                 known = self._history.fingerprint(prompt_id) is not None
                 return CancelOutcome.FINISHED if known else CancelOutcome.UNKNOWN
+            self._pending.remove([entry])
+            status = cancelled_status(prompt_id)
+            self._record(public_item(entry.item), {"meta": {}}, status, entry.prompt_text)
+            self._changed()
         self._announce_finished(prompt_id)
         return CancelOutcome.REMOVED
 
@@ -320,36 +306,19 @@ class PromptQueue:
         Returns:
             All pending ids in their new order. Ids that are not pending are ignored.
         """
-        wanted = {prompt_id: place for place, prompt_id in enumerate(prompt_ids)}
         with self.mutex:
-            numbers = [entry.order[0] for entry in self._pending]
-            ordered = sorted(
-                self._pending, key=lambda entry: wanted.get(entry.item[1], len(wanted))
-            )
-            self._pending = []
-            for number, entry in zip(numbers, ordered):
-                self._arrivals += 1
-                item = (int(number) if number.is_integer() else number, *entry.item[1:])
-                order = (number, self._arrivals)
-                self._pending.append(_Pending(order, item, entry.prompt_text))
-            self._journal_order()
-            self._changed()
-            return [entry.item[1] for entry in self._pending]
+            self._pending.reorder(prompt_ids)
+            self._order_changed()
+            return [entry.prompt_id for entry in self._pending]
 
     def set_number(self, prompt_id: str, number: float) -> bool:
         """Gives a pending prompt another position value; smaller runs first."""
         with self.mutex:
-            for entry in self._pending:
-                if entry.item[1] == prompt_id:
-                    self._pending.remove(entry)
-                    self._arrivals += 1
-                    item = (number, *entry.item[1:])
-                    order = (float(number), self._arrivals)
-                    bisect.insort(self._pending, _Pending(order, item, entry.prompt_text))
-                    self._journal_order()
-                    self._changed()
-                    return True
-        return False
+            entry = self._pending.find(prompt_id)
+            if entry is not None:
+                self._pending.set_number(entry, number)
+                self._order_changed()
+        return entry is not None
 
     # --- history ------------------------------------------------------------------------------
 
@@ -407,10 +376,8 @@ class PromptQueue:
     def _changed(self) -> None:
         self.sink.publish(events.Status(len(self._pending) + len(self.currently_running)))
 
-    def _drop(self, entries: Iterable[_Pending]) -> None:
-        dropped = list(entries)
-        names = {entry.item[1] for entry in dropped}
-        self._pending = [entry for entry in self._pending if entry.item[1] not in names]
+    def _drop(self, entries: Iterable[Pending]) -> None:
+        names = self._pending.remove(entries)
         for name in names:
             self._fingerprints.pop(name, None)
         if self._journal is not None and names:
@@ -433,22 +400,13 @@ class PromptQueue:
         fingerprint = self._fingerprints.pop(item[1], "")
         self._history.add(item[1], entry, fingerprint, prompt_text)
 
-    def _journal_order(self) -> None:
+    def _order_changed(self) -> None:
         if self._journal is not None:
-            self._journal.set_order([(e.item[1], e.item[0], e.order[1]) for e in self._pending])
+            self._journal.set_order(
+                [(entry.prompt_id, entry.order[0], entry.order[1]) for entry in self._pending]
+            )
+        self._changed()
 
     def _announce_finished(self, prompt_id: str) -> None:
         for listener in list(self._finished_listeners):
             listener(prompt_id)
-
-
-def _fingerprint(prompt_text: str, item: QueueItem) -> str:
-    """Digest of everything that makes two posted bodies the same job."""
-    extra = {key: value for key, value in item[3].items() if key != "create_time"}
-    body = f"{prompt_text}\n{dump_json(extra, sort_keys=True)}\n{dump_json(item[4])}"
-    return hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _cancelled_status(prompt_id: str) -> ExecutionStatus:
-    interrupted = events.ExecutionInterrupted(prompt_id, "", "", (), events.now_ms())
-    return ExecutionStatus("error", False, [("execution_interrupted", interrupted.payload())])

@@ -14,7 +14,7 @@ from comfy_execution.breaker import CallGuard
 from comfy_execution.caching import CacheEntry, CacheSet, Ownership
 from comfy_execution.calls import Call, Outcome, read_results
 from comfy_execution.context import ExecutionContext, set_executing_context
-from comfy_execution.events import EventSink, Executed, Executing, ExecutionError
+from comfy_execution.events import EventSink
 from comfy_execution.failures import Failure, describe_failure
 from comfy_execution.graph import DynamicPrompt, ExecutionList, NodeInputError
 from comfy_execution.graph_utils import ExecutionBlocker, GraphBuilder, is_link
@@ -23,6 +23,7 @@ from comfy_execution.progress import ProgressRegistry
 from comfy_execution.records import RunRecord
 from comfy_execution.registry import SpecTable
 from comfy_execution.results import RunResults
+from comfy_execution.showing import Showing
 from comfy_execution.signatures import Signatures
 from comfy_execution.spec import NodeSpec
 
@@ -92,8 +93,9 @@ class PromptRun:
     """State of one running prompt.
 
     Attributes:
-        ui_outputs: Node id -> {"output", "meta"} of everything shown, in order.
         executed: Nodes that ran to their end, in order.
+        expanded: Nodes that put a graph in their place.
+        expanded_entries: The results of those among them that have one.
     """
 
     prompt_id: str
@@ -107,9 +109,9 @@ class PromptRun:
     progress: ProgressRegistry
     record: RunRecord
     note_changes: Callable[[list[str]], Awaitable[None]]
-    ui_outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
     executed: dict[str, None] = field(default_factory=dict)
     expanded: set[str] = field(default_factory=set)
+    expanded_entries: dict[str, CacheEntry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         release = not self.caches.outputs.keeps_run
@@ -117,7 +119,8 @@ class PromptRun:
         self.pending = ExecutionList(self.prompt, self.specs, self.is_known)
         self.started: dict[str, _Started] = {}
         self.waiting: dict[str, _Expanded] = {}
-        self.client_id = self.extra_data.get("client_id")
+        client_id = self.extra_data.get("client_id")
+        self.showing = Showing(self.prompt_id, self.prompt, self.sink, client_id)
         self._inputs: InputLists = {}
 
     # --- results ------------------------------------------------------------------------------
@@ -133,6 +136,7 @@ class PromptRun:
             entry = self._from_cache(node_id)
             if entry is not None:
                 self.results.put(node_id, entry)
+                self.showing.found_cached(node_id, entry)
         return entry
 
     def _from_cache(self, node_id: str) -> CacheEntry | None:
@@ -140,7 +144,7 @@ class PromptRun:
             return None
         signature = self.signatures.get(node_id)
         entry = self.caches.outputs.get(signature)
-        if entry is None or entry.ui is None or self.hooks.ui_is_valid(entry.ui["output"]):
+        if entry is None or entry.ui is None or self.hooks.ui_is_valid(entry.ui):
             return entry
         self.caches.outputs.discard(signature)
         return None
@@ -150,6 +154,7 @@ class PromptRun:
     async def step(self, node_id: str) -> StepResult:
         """Runs a staged node as far as it goes now. Catches whatever it raises."""
         self._inputs = {}
+        self.showing.show_children_again()
         try:
             return await self._step(node_id)
         except BaseException as error:  # noqa: BLE001 - a node may raise anything, even SystemExit
@@ -181,7 +186,8 @@ class PromptRun:
             if called is None:
                 return WAIT
             outcome = called
-        self._show(node_id, outcome.ui)
+        if outcome.ui:
+            self.showing.show(node_id, outcome.ui)
         if outcome.subgraphs is not None:
             await self._expand(node_id, outcome.subgraphs)
             return WAIT
@@ -193,8 +199,7 @@ class PromptRun:
         self.progress.start_progress(node_id)
         gathered = gather_inputs(node_id, node, spec, self.lookup)
         self._inputs = values = dict(gathered.values)
-        display_id = self.prompt.get_display_node_id(node_id)
-        self.sink.publish(Executing(node_id, self.prompt_id, display_id, self.client_id))
+        self.showing.executing(node_id)
         hidden = hidden_values(spec, node_id, self.prompt, self.extra_data)
         instance = self._instance(node_id, spec)
         bound = spec.bind(instance, hidden, node.get("inputs") or {})
@@ -207,7 +212,7 @@ class PromptRun:
             return None
         outputs, ui, has_subgraph, has_tasks = await calls.get_output_data(
             self.prompt_id, node_id, instance, values,
-            lambda blocker: self._blocked(node_id, spec, blocker),
+            lambda found: self.showing.blocked(node_id, spec.class_type, found, self.executed),
             lambda index: self._before_call(node_id, index), call,
         )  # fmt: skip
         if has_tasks:
@@ -289,7 +294,7 @@ class PromptRun:
                 self.prompt.add_ephemeral_node(new_id, new_node, node_id, display_id)
                 added.append(new_id)
         await self.note_changes(added)
-        self.expanded.add(self.prompt.get_real_node_id(node_id))
+        self.expanded.add(node_id)
         links = [
             value for graph, values in subgraphs if graph is not None
             for value in values or () if is_link(value)
@@ -332,59 +337,20 @@ class PromptRun:
             self.results.let_go(held)
         return outputs
 
-    # --- what people see ----------------------------------------------------------------------
-
-    def _show(self, node_id: str, ui: dict[str, list[Any]]) -> None:
-        if not ui:
-            return
-        display_id = self.prompt.get_display_node_id(node_id)
-        self._record_ui(node_id, ui)
-        self.sink.publish(Executed(node_id, display_id, ui, self.prompt_id, self.client_id))
-
-    def _record_ui(self, node_id: str, output: dict[str, list[Any]]) -> None:
-        prompt = self.prompt
-        self.ui_outputs[node_id] = {
-            "output": output,
-            "meta": {
-                "node_id": node_id,
-                "display_node": prompt.get_display_node_id(node_id),
-                "parent_node": prompt.get_parent_node_id(node_id),
-                "real_node_id": prompt.get_real_node_id(node_id),
-            },
-        }
+    # --- the end of a node --------------------------------------------------------------------
 
     def _show_cached(self, node_id: str, entry: CacheEntry) -> None:
-        output = entry.ui["output"] if entry.ui is not None else None
-        display_id = self.prompt.get_display_node_id(node_id)
-        self.sink.publish(Executed(node_id, display_id, output, self.prompt_id, self.client_id))
-        if output is not None:
-            self._record_ui(node_id, output)
+        self.showing.show_cached(node_id, entry)
         self.record.cached(node_id)
         self.progress.finish_progress(node_id)
 
-    def _blocked(
-        self, node_id: str, spec: NodeSpec, blocker: ExecutionBlocker
-    ) -> ExecutionBlocker:
-        """The first consumer of a blocker shows its message; further down it is silent."""
-        if blocker.message is None:
-            return blocker
-        self.sink.publish(
-            ExecutionError(
-                self.prompt_id,
-                node_id,
-                spec.class_type,
-                tuple(self.executed),
-                f"Execution Blocked: {blocker.message}",
-                "ExecutionBlocked",
-                client_id=self.client_id,
-            )
-        )
-        return ExecutionBlocker(None)
-
     def _finish(self, node_id: str, spec: NodeSpec, outputs: list[list[Any]]) -> StepResult:
         prompt = self.prompt
-        entry = CacheEntry(outputs, self.ui_outputs.get(node_id))
+        shown = self.showing.ui_outputs.get(node_id)
+        entry = CacheEntry(outputs, shown["output"] if shown is not None else None)
         self.results.put(node_id, entry)
+        if node_id in self.expanded:
+            self.expanded_entries[node_id] = entry
         owner = Ownership(
             prompt.get_real_node_id(node_id), prompt.get_parent_node_id(node_id) is not None
         )

@@ -1,0 +1,55 @@
+"""What an executor is given: policies, hooks, and the cancellation flag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from comfy_execution.caching import ClassicCache, ResultCache
+from comfy_execution.queue import Interrupt
+
+
+class ExecutionInterrupt(Interrupt, Protocol):
+    """The cancellation flag, with the exception that stands for it."""
+
+    @property
+    def exception(self) -> type[BaseException]: ...
+
+
+@dataclass(frozen=True)
+class ExecutorOptions:
+    """Policies and hooks of an executor; every one has a harmless default.
+
+    Attributes:
+        cache: What is kept between prompts.
+        run_context: Makes the context manager in which a prompt runs, such as inference mode.
+        oom_hook: Called with what a node raised; frees memory and returns advice if it was for
+            lack of memory, else returns None.
+        ui_is_valid: Whether the files a cached output node shows are still there.
+        peak_memory: Highest memory use in bytes since the last question, or None.
+    """
+
+    cache: ResultCache = field(default_factory=ClassicCache)
+    run_context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    oom_hook: Callable[[BaseException], str | None] = lambda _: None
+    ui_is_valid: Callable[[Mapping[str, Any]], bool] = lambda _: True
+    peak_memory: Callable[[], int | None] = lambda: None
+
+
+class NeverInterrupted(BaseException):
+    """Raised by nobody."""
+
+
+class NoInterrupt:
+    """For executors that nobody stops."""
+
+    exception: type[BaseException] = NeverInterrupted
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def is_set(self) -> bool:
+        return False

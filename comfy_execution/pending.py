@@ -1,0 +1,90 @@
+"""Prompts that wait, in the order they will run."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from comfy_execution.items import QueueItem
+
+
+@dataclass(order=True, slots=True)
+class Pending:
+    """A waiting prompt.
+
+    Attributes:
+        order: Its number (smaller runs first) and its arrival, which decides among equals.
+        item: The queue item.
+        prompt_text: JSON of its prompt as accepted: what the history shows, whatever happens to
+            the item.
+    """
+
+    order: tuple[float, int]
+    item: QueueItem = field(compare=False)
+    prompt_text: str = field(compare=False)
+
+    @property
+    def prompt_id(self) -> str:
+        """Id of the prompt."""
+        return self.item[1]
+
+
+class PendingPrompts:
+    """Waiting prompts, always in order. Not thread-safe: the queue holds its lock."""
+
+    def __init__(self) -> None:
+        self._entries: list[Pending] = []
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Pending]:
+        return iter(list(self._entries))
+
+    def next_arrival(self) -> int:
+        """A number greater than every one given before."""
+        self._arrivals += 1
+        return self._arrivals
+
+    def add(self, item: QueueItem, prompt_text: str, arrival: int) -> None:
+        """Puts a prompt at its place."""
+        bisect.insort(self._entries, Pending((float(item[0]), arrival), item, prompt_text))
+
+    def take_first(self) -> Pending:
+        """Takes out the prompt that runs next; there must be one."""
+        return self._entries.pop(0)
+
+    def find(self, prompt_id: str) -> Pending | None:
+        """The waiting prompt with this id."""
+        return next((entry for entry in self._entries if entry.prompt_id == prompt_id), None)
+
+    def remove(self, entries: Iterable[Pending]) -> list[str]:
+        """Takes prompts out; returns their ids."""
+        names = {entry.prompt_id for entry in entries}
+        self._entries = [entry for entry in self._entries if entry.prompt_id not in names]
+        return list(names)
+
+    def reorder(self, prompt_ids: Sequence[str]) -> None:
+        """Puts the named prompts first, in this order; the rest keep theirs.
+
+        The numbers stay where they are: each place keeps its number, so later prompts still find
+        theirs behind the reordered ones.
+        """
+        wanted = {prompt_id: place for place, prompt_id in enumerate(prompt_ids)}
+        numbers = [entry.order[0] for entry in self._entries]
+        ordered = sorted(self._entries, key=lambda e: wanted.get(e.prompt_id, len(wanted)))
+        self._entries = [
+            self._renumbered(entry, number) for number, entry in zip(numbers, ordered)
+        ]
+
+    def set_number(self, entry: Pending, number: float) -> None:
+        """Gives a waiting prompt another number, behind those that have the same."""
+        self.remove([entry])
+        bisect.insort(self._entries, self._renumbered(entry, number))
+
+    def _renumbered(self, entry: Pending, number: float) -> Pending:
+        number = int(number) if float(number).is_integer() else float(number)
+        item: QueueItem = (number, *entry.item[1:])
+        return Pending((float(number), self.next_arrival()), item, entry.prompt_text)
