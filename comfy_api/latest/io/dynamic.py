@@ -250,11 +250,12 @@ class Autogrow(ComfyTypeI):
         def expand(self, into: Expansion, prefix: Path = ()) -> None:
             path = (*prefix, self.id)
             into.containers.append(path)
-            item = self.template.input
+            item, stem = self.template.input, ".".join(path)
+            needed = 0 if self.optional or item.optional else self.template.min
             for index, name in enumerate(self.template.cached_names):
-                is_needed = index < self.template.min and not self.optional and not item.optional
-                if is_needed or ".".join((*path, name)) in into.live:
-                    into.add((*path, name), item.get_io_type(), item.as_dict(), not is_needed)
+                if index < needed or f"{stem}.{name}" in into.live:
+                    options = item.as_dict()
+                    into.add((*path, name), item.get_io_type(), options, index >= needed)
 
         def as_dict(self) -> dict[str, Any]:
             return super().as_dict() | {"template": self.template.as_dict()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from comfy_api.latest.io.expansion import Expansion
 from comfy_api.latest.io.output import NodeOutput
@@ -34,12 +34,20 @@ class SchemaCall(Bound):
         return values if self.expansion is None else self.expansion.nest(values)
 
 
+class Use(NamedTuple):
+    """The inputs of one node of a prompt. They are kept along, so that their id stays theirs."""
+
+    inputs: Mapping[str, Any]
+    expansion: Expansion
+    infos: dict[str, InputInfo]
+
+
 @dataclass(eq=False)
 class SchemaSpec(NodeSpec):
     """A schema node, as one prompt sees it. `schema` is made once for each spec."""
 
     schema: Schema = field(default_factory=lambda: Schema(""))
-    _expanded: tuple[Mapping[str, Any], Expansion] | None = field(default=None, repr=False)
+    _uses: dict[int, Use] = field(default_factory=dict, repr=False)
 
     @cached_property
     def hidden(self) -> dict[str, Any]:
@@ -56,28 +64,27 @@ class SchemaSpec(NodeSpec):
     def _is_dynamic(self) -> bool:
         return self.schema.is_dynamic()
 
-    def _expansion(self, inputs: Mapping[str, Any]) -> Expansion:
-        """The plain inputs for a prompt's inputs; kept for the next question about the same."""
-        if self._expanded is None or self._expanded[0] is not inputs:
-            self._expanded = (inputs, self.schema.expand(inputs))
-        return self._expanded[1]
+    def _use(self, inputs: Mapping[str, Any]) -> Use:
+        """How one node of the prompt uses the inputs; kept as long as the spec."""
+        use = self._uses.get(id(inputs))
+        if use is None:
+            expansion = self.schema.expand(inputs)
+            infos = {
+                name: read_entry(entry, section)
+                for section, entries in expansion.sections.items()
+                for name, entry in entries.items()
+            }
+            use = self._uses[id(inputs)] = Use(inputs, expansion, infos)
+        return use
 
     def expand(self, inputs: Mapping[str, Any]) -> dict[str, InputInfo]:
-        if not self._is_dynamic:
-            return self.declared
-        return {
-            name: read_entry(entry, section)
-            for section, entries in self._expansion(inputs).sections.items()
-            for name, entry in entries.items()
-        }
+        return self._use(inputs).infos if self._is_dynamic else self.declared
 
     def find(self, name: str, inputs: Mapping[str, Any]) -> InputInfo:
-        found = super().find(name, inputs)
         if self._is_dynamic:
-            found = UNDECLARED
-            for section, entries in self._expansion(inputs).sections.items():
-                if name in entries:
-                    found = read_entry(entries[name], section)
+            found = self._use(inputs).infos.get(name, UNDECLARED)
+        else:
+            found = super().find(name, inputs)
         if found is UNDECLARED and self.schema.accept_all_inputs:
             return ANY_INPUT
         return found
@@ -91,7 +98,7 @@ class SchemaSpec(NodeSpec):
     ) -> SchemaCall:
         wanted = {name: hidden.get(name) for name in self.hidden}
         target = instance.PREPARE_CLASS_CLONE(wanted)
-        return SchemaCall(target, self._expansion(inputs) if self._is_dynamic else None)
+        return SchemaCall(target, self._use(inputs).expansion if self._is_dynamic else None)
 
     def read_result(self, result: Any) -> Returned:
         if not isinstance(result, NodeOutput):  # a check, not an execution
