@@ -59,6 +59,7 @@ from comfy_nodes.limits import MAX_RESOLUTION
 from comfy_nodes.loaders import (
     CheckpointLoaderSimple,
     CLIPLoader,
+    DualCLIPLoader,
     LoraLoader,
     LoraLoaderModelOnly,
     UNETLoader,

@@ -24,7 +24,7 @@ from comfy.text_encoders.clip import CLIP
 from comfy.vae.vae import VAE
 from comfy.weights import state_dict
 from comfy.weights.errors import WeightFileError
-from comfy.weights.fill import IncompleteWeightsError, in_words
+from comfy.weights.fill import in_words
 from comfy.weights.lora import (
     convert_lora,
     load_lora,
@@ -46,6 +46,10 @@ class UnknownArchitectureError(WeightFileError):
 
 class BrokenCheckpointError(WeightFileError):
     """The file belongs to a known family, but parts of it are missing or contradictory."""
+
+    mend_text = (
+        "download it again from its source; if its header gives head or group counts, check them"
+    )
 
 
 class Checkpoint(NamedTuple):
@@ -287,12 +291,12 @@ def naming(path: str) -> Iterator[None]:
     """Puts the file's name on errors about its contents.
 
     Raises:
-        BrokenCheckpointError: In place of an IncompleteWeightsError.
+        BrokenCheckpointError: In place of an error about missing or contradictory sizes.
     """
     try:
         yield
-    except IncompleteWeightsError as error:
-        raise BrokenCheckpointError(path, str(error)) from error
+    except ValueError as error:  # incomplete weights, or sizes a network cannot have
+        raise BrokenCheckpointError(path, str(error).rstrip(".")) from error
 
 
 def state_dict_in_words(sd: Mapping[str, Any]) -> str:

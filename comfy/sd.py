@@ -10,8 +10,12 @@ from comfy.loading import (
     load_lora_for_models,
     load_state_dict_guess_config,
 )
+from comfy.loading import load_diffusion_model as load_unet
+from comfy.loading import load_diffusion_model_state_dict as load_unet_state_dict
 from comfy.public import write_through
+from comfy.saving import save_checkpoint
 from comfy.text_encoders.clip import CLIP
+from comfy.text_loading import CLIPType, load_clip, load_text_encoder_state_dicts
 from comfy.vae.vae import VAE
 
 write_through(__name__)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 import folder_paths
-from comfy import loading
+from comfy import loading, text_loading
+from comfy.devices import placement
 from comfy.weights.state_dict import load_torch_file
 from comfy_nodes import vae_choices
 
@@ -151,7 +154,7 @@ class UNETLoader:
         return {
             "required": {
                 "unet_name": (folder_paths.get_filename_list("diffusion_models"),),
-                "weight_dtype": (["default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"],),
+                "weight_dtype": (list(WEIGHT_TYPES),),
             }
         }
 
@@ -162,7 +165,7 @@ class UNETLoader:
     def load_unet(self, unet_name: str, weight_dtype: str) -> Loaded:
         """The model, its weights kept in `weight_dtype`."""
         path = folder_paths.get_full_path_or_raise("diffusion_models", unet_name)
-        options = loading.weight_dtype_options(weight_dtype)
+        options = dict(WEIGHT_TYPES[weight_dtype])
         return (loading.load_diffusion_model(path, model_options=options),)
 
 
@@ -189,14 +192,71 @@ class CLIPLoader:
     ) -> Loaded:
         """The text encoder, as the model family named by `type` uses it."""
         path = folder_paths.get_full_path_or_raise("text_encoders", clip_name)
-        clip = loading.load_clip(
-            ckpt_paths=[path],
-            embedding_directory=folder_paths.get_folder_paths("embeddings"),
-            clip_type=loading.clip_type(type),
-            model_options=loading.device_options(device),
-        )
-        return (clip,)
+        return (load_text_encoders([path], type, device),)
 
+
+class DualCLIPLoader:
+    """Loads a pair of text encoders."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "clip_name1": (folder_paths.get_filename_list("text_encoders"),),
+                "clip_name2": (folder_paths.get_filename_list("text_encoders"),),
+                "type": (list(CLIP_PAIR_TYPES),),
+            },
+            "optional": {"device": (["default", "cpu"], {"advanced": True})},
+        }
+
+    RETURN_TYPES = ("CLIP",)
+    FUNCTION = "load_clip"
+    CATEGORY = "advanced/loaders"
+    DESCRIPTION = "Loads two text encoders that a model uses together."
+
+    def load_clip(
+        self, clip_name1: str, clip_name2: str, type: str, device: str = "default"
+    ) -> Loaded:
+        """The pair, as the model family named by `type` uses it."""
+        names = (clip_name1, clip_name2)
+        paths = [folder_paths.get_full_path_or_raise("text_encoders", name) for name in names]
+        # What the menu calls sdxl is the arrangement of plain Stable Diffusion.
+        family = "stable_diffusion" if type == "sdxl" else type
+        return (load_text_encoders(paths, family, device),)
+
+
+def load_text_encoders(paths: list[str], family: str, device: str) -> Any:
+    """Text encoder from files, on the CPU if `device` says so."""
+    cpu = placement.CPU
+    options = {"load_device": cpu, "offload_device": cpu} if device == "cpu" else {}
+    return text_loading.load_clip(
+        ckpt_paths=paths,
+        embedding_directory=folder_paths.get_folder_paths("embeddings"),
+        clip_type=text_loading.clip_type(family),
+        model_options=options,
+    )
+
+
+WEIGHT_TYPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "fp8_e4m3fn": {"dtype": torch.float8_e4m3fn},
+    "fp8_e4m3fn_fast": {"dtype": torch.float8_e4m3fn, "fp8_optimizations": True},
+    "fp8_e5m2": {"dtype": torch.float8_e5m2},
+}
+
+CLIP_PAIR_TYPES = (
+    "sdxl",
+    "sd3",
+    "flux",
+    "hunyuan_video",
+    "hidream",
+    "hunyuan_image",
+    "hunyuan_video_15",
+    "kandinsky5",
+    "kandinsky5_image",
+    "ltxv",
+    "newbie",
+)
 
 CLIP_TYPES = (
     "stable_diffusion",
@@ -226,6 +286,7 @@ NODE_CLASS_MAPPINGS: dict[str, type] = {
     "LoraLoaderModelOnly": LoraLoaderModelOnly,
     "UNETLoader": UNETLoader,
     "CLIPLoader": CLIPLoader,
+    "DualCLIPLoader": DualCLIPLoader,
 }
 
 NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {
@@ -234,4 +295,5 @@ NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {
     "LoraLoader": "Load LoRA",
     "UNETLoader": "Load Diffusion Model",
     "CLIPLoader": "Load CLIP",
+    "DualCLIPLoader": "DualCLIPLoader",
 }
