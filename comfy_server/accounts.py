@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comfy_server.users import write_atomically
+from comfy_server.user_files import write_atomically
 
 ROLES = ("user", "admin")
 SESSION_S = 14 * 24 * 3600.0

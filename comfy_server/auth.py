@@ -2,7 +2,7 @@
 
 Programs send `Authorization: Bearer <token>` (or Basic, with the user's name and token). People log
 in on a page and get a session cookie, which scripts of the page cannot read and other sites cannot
-use. A request's user is in `request["user"]` from here on, and folders are narrowed to the user's.
+use. A request's user is in `request[USER]` from here on, and folders are narrowed to the user's.
 """
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import folder_paths
 from comfy_server.accounts import Account, AccountStore
 from comfy_server.options import ServerOptions
 from comfy_server.rates import RateLimit
+from comfy_server.services import ACCOUNT, USER
 from comfy_server.strict_json import error_response
 
 logger = logging.getLogger(__name__)
@@ -68,13 +69,13 @@ def identify(request: web.Request, store: AccountStore) -> Account | None:
 
 def is_admin(request: web.Request) -> bool:
     """Whether the asker may see and control everything; true where nobody logs in."""
-    account = request.get("account")
+    account = request.get(ACCOUNT)
     return account is None or bool(account.is_admin)
 
 
 def owner_of(request: web.Request) -> str | None:
     """The user a request's prompts and files belong to; None where nobody logs in."""
-    account = request.get("account")
+    account = request.get(ACCOUNT)
     return None if account is None else str(account.name)
 
 
@@ -109,8 +110,8 @@ def authentication(store: AccountStore) -> Middleware:
             return _unauthenticated(request)
         if (request.method, path) in ADMIN_PATHS and not account.is_admin:
             return error_response(403, "this needs the role admin")
-        request["account"] = account
-        request["user"] = account.name
+        request[ACCOUNT] = account
+        request[USER] = account.name
         with folder_paths.user_scope(None if account.is_admin else account.name):
             return await handler(request)
 
@@ -130,7 +131,7 @@ def rate_limit(options: ServerOptions) -> Middleware | None:
     @web.middleware
     async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.match_info.route.resource is None or not _is_static(request):
-            wait_s = limit.take(str(request.get("user") or request.remote))
+            wait_s = limit.take(str(request.get(USER) or request.remote))
             if wait_s is not None:
                 seconds = max(1, round(wait_s))
                 return error_response(

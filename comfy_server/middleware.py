@@ -8,6 +8,7 @@ import logging
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from comfy_server.gate import Gate, is_loopback
@@ -129,6 +130,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.Response(status=413, text=f"Maximum request body size {limit} exceeded.")
     except web.HTTPException as answer:
         return _plain(answer)
+    except HttpProcessingError as error:  # a body that breaks off or is framed wrongly
+        return error_response(400, error.message[:200])
     except BadJson as error:
         return error_response(400, str(error))
     except PathRefused as error:

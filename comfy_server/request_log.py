@@ -7,6 +7,8 @@ import time
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from comfy_server.services import PROMPT_ID, USER
+
 logger = logging.getLogger(__name__)
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -34,6 +36,6 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
             logger.log(
                 level, "%s %s %d %.1f ms user=%s from=%s prompt=%s",
                 request.method, ascii(request.path)[1:-1], status,
-                (time.perf_counter() - started) * 1000, request.get("user", "-"),
-                request.remote, request.get("prompt_id", "-"),
+                (time.perf_counter() - started) * 1000, request.get(USER, "-"),
+                request.remote, request.get(PROMPT_ID, "-"),
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from comfy_execution.queue import PromptQueue
+from comfy_server.accounts import Account
 from comfy_server.options import ServerOptions
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ async def resolve(value: Any) -> Any:
     """Awaits `value` when it is awaitable, so that given callables may be of either kind."""
     return await value if inspect.isawaitable(value) else value
 
+
+# of one request
+ACCOUNT: web.RequestKey[Account] = web.RequestKey("account", Account)
+USER: web.RequestKey[str] = web.RequestKey("user", str)
+PROMPT_ID: web.RequestKey[str] = web.RequestKey("prompt_id", str)
 
 OPTIONS: web.AppKey[ServerOptions] = web.AppKey("options", ServerOptions)
 SERVICES: web.AppKey[Services] = web.AppKey("services", Services)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -84,10 +85,11 @@ async def _read_parts(request: web.Request, form: UploadForm, file_field: str) -
                 form.file = await _receive(part, request.client_max_size)
             elif part.name:
                 form.texts[part.name] = await _read_text(part)
-    except (ValueError, AssertionError, EOFError) as error:
+    except (ValueError, AssertionError, EOFError, HttpProcessingError) as error:
         if isinstance(error, UploadRefused):
             raise
-        raise UploadRefused(f"the multipart form is damaged: {error}") from error
+        reason = getattr(error, "message", "") or str(error)
+        raise UploadRefused(f"the multipart form is damaged: {reason[:200]}") from error
     raise UploadRefused(f"a form has at most {MAX_PARTS} parts")
 
 

@@ -1,12 +1,26 @@
-"""Files in a user's folder: listing, describing, moving. No HTTP in here."""
+"""Files in a user's folder: writing, listing, describing, moving. No HTTP in here."""
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 MAX_LISTED = 100_000
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replaces a file in one step, so that a crash leaves the old or the new content."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".saving-")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def file_info(path: Path, root: Path) -> dict[str, Any]:

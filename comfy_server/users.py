@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable
@@ -19,6 +17,8 @@ from typing import Any
 from aiohttp import web
 
 from comfy_server.paths import PathRefused, resolve_below
+from comfy_server.services import USER
+from comfy_server.user_files import write_atomically
 from folder_paths import SYSTEM_USER_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -34,19 +34,6 @@ class UnknownUserError(KeyError):
 
 class UserNameRefused(ValueError):
     """A new user's name is not acceptable."""
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replaces a file in one step, so that a crash leaves the old or the new content."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".saving-")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 class UserManager:
@@ -108,7 +95,7 @@ class UserManager:
         Raises:
             UnknownUserError: in multi-user mode, the header names no known user.
         """
-        authenticated = request.get("user")
+        authenticated = request.get(USER)
         if authenticated is not None:
             return str(authenticated)
         if not self.multi_user:

@@ -5,6 +5,7 @@ import asyncio
 
 from aiohttp import web
 
+from comfy_server.describe import BINARY, EMPTY, OBJECT, TEXTS, describe
 from comfy_server.files import trusted_file
 from comfy_server.services import PACKS
 from comfy_server.strict_json import json_response
@@ -13,12 +14,14 @@ routes = web.RouteTableDef()
 
 
 @routes.get("/extensions")
+@describe(TEXTS)
 async def get_scripts(request: web.Request) -> web.Response:
     """URL paths of every script the page loads."""
     return json_response(await asyncio.to_thread(request.app[PACKS].script_urls))
 
 
 @routes.get("/extensions/{pack}/{path:.*}")
+@describe(BINARY, answers={404: EMPTY})
 async def get_file(request: web.Request) -> web.StreamResponse:
     """A file of a pack's web folder, or of the editor's own extensions."""
     packs = request.app[PACKS]
@@ -30,12 +33,14 @@ async def get_file(request: web.Request) -> web.StreamResponse:
 
 
 @routes.get("/i18n")
+@describe(OBJECT)
 async def get_translations(request: web.Request) -> web.Response:
     """Texts of packs by language."""
     return json_response(await asyncio.to_thread(request.app[PACKS].translations))
 
 
 @routes.get("/global_subgraphs")
+@describe(OBJECT)
 async def get_subgraphs(request: web.Request) -> web.Response:
     """Blueprints that packs bring, without their content."""
     found = await asyncio.to_thread(request.app[PACKS].subgraphs)
@@ -43,6 +48,7 @@ async def get_subgraphs(request: web.Request) -> web.Response:
 
 
 @routes.get("/global_subgraphs/{id}")
+@describe({"type": ["object", "null"]})
 async def get_subgraph(request: web.Request) -> web.Response:
     """One blueprint with its content as JSON text, or null."""
     found = await asyncio.to_thread(request.app[PACKS].subgraphs)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from comfy_server.describe import BINARY, PLAIN, describe
 from comfy_server.files import trusted_file
 from comfy_server.services import PACKS
 
@@ -18,6 +19,7 @@ NO_PAGE = (
 
 @index_routes.get("/")
 @index_routes.get("/user-select")
+@describe(BINARY, answers={404: PLAIN})
 async def get_index(request: web.Request) -> web.StreamResponse:
     """The editor's page."""
     index = request.app[PACKS].frontend_file("index.html")
@@ -27,6 +29,7 @@ async def get_index(request: web.Request) -> web.StreamResponse:
 
 
 @file_routes.get("/{path:.*}")
+@describe(BINARY, hidden=True)
 async def get_file(request: web.Request) -> web.StreamResponse:
     """A file of the editor; folders are not listed."""
     packs, path = request.app[PACKS], request.match_info["path"]

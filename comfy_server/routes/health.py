@@ -5,6 +5,7 @@ import asyncio
 
 from aiohttp import web
 
+from comfy_server.describe import PLAIN, TEXT, describe, shape
 from comfy_server.metrics import CONTENT_TYPE
 from comfy_server.services import SERVER, SERVICES
 from comfy_server.strict_json import json_response
@@ -13,12 +14,14 @@ routes = web.RouteTableDef()
 
 
 @routes.get("/healthz")
+@describe(shape({"status": TEXT}))
 async def get_health(_: web.Request) -> web.Response:
     """The process answers."""
     return json_response({"status": "ok"})
 
 
 @routes.get("/readyz")
+@describe(shape({"status": TEXT}), answers={503: shape({"status": TEXT, "reason": TEXT})})
 async def get_readiness(request: web.Request) -> web.Response:
     """Prompts can be taken and run; 503 with the reason otherwise."""
     services = request.app[SERVICES]
@@ -31,6 +34,7 @@ async def get_readiness(request: web.Request) -> web.Response:
 
 
 @routes.get("/metrics")
+@describe(PLAIN)
 async def get_metrics(request: web.Request) -> web.Response:
     """Figures in Prometheus' text form."""
     page = await asyncio.to_thread(request.app[SERVER].metrics.page)

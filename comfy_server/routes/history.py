@@ -4,12 +4,15 @@ from __future__ import annotations
 from aiohttp import web
 
 from comfy_server.auth import is_admin
+from comfy_server.describe import EMPTY, INTEGER, TEXTS, describe, ref, shape
 from comfy_server.ownership import finished_entry, finished_jobs, visible_history
 from comfy_server.routes.queue import id_list
 from comfy_server.services import SERVICES
 from comfy_server.strict_json import BadJson, json_response, read_object
 
 routes = web.RouteTableDef()
+
+ENTRIES = {"type": "object", "additionalProperties": ref("HistoryEntry")}
 
 
 def query_integer(request: web.Request, name: str) -> int | None:
@@ -24,6 +27,7 @@ def query_integer(request: web.Request, name: str) -> int | None:
 
 
 @routes.get("/history")
+@describe(ENTRIES, query={"max_items": INTEGER, "offset": INTEGER}, answers={400: ref("Error")})
 async def get_history(request: web.Request) -> web.Response:
     """A page of the history, oldest first; with `max_items` alone, the newest ones."""
     max_items, offset = query_integer(request, "max_items"), query_integer(request, "offset")
@@ -32,6 +36,7 @@ async def get_history(request: web.Request) -> web.Response:
 
 
 @routes.get("/history/{prompt_id}")
+@describe(ENTRIES)
 async def get_one(request: web.Request) -> web.Response:
     """One finished prompt, or an empty object: scripts poll this until the id appears."""
     prompt_id = request.match_info["prompt_id"]
@@ -39,6 +44,9 @@ async def get_one(request: web.Request) -> web.Response:
 
 
 @routes.post("/history")
+@describe(
+    EMPTY, body=shape({}, clear={"type": "boolean"}, delete=TEXTS), answers={400: ref("Error")}
+)
 async def post_history(request: web.Request) -> web.Response:
     """Forgets everything, or some prompts."""
     queue = request.app[SERVICES].queue

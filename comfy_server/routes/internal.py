@@ -7,6 +7,7 @@ from pathlib import Path
 from aiohttp import web
 
 import folder_paths
+from comfy_server.describe import EMPTY, OBJECT, TEXT, TEXTS, describe, ref, shape
 from comfy_server.services import LOGS, SERVER
 from comfy_server.strict_json import error_response, json_response, read_object
 
@@ -14,6 +15,7 @@ routes = web.RouteTableDef()
 
 
 @routes.get("/internal/logs")
+@describe(TEXT)
 async def get_logs(request: web.Request) -> web.Response:
     """The recent terminal output as one text."""
     entries = request.app[LOGS].entries()
@@ -21,6 +23,7 @@ async def get_logs(request: web.Request) -> web.Response:
 
 
 @routes.get("/internal/logs/raw")
+@describe(shape({"entries": {"type": "array"}, "size": OBJECT}))
 async def get_raw_logs(request: web.Request) -> web.Response:
     """The recent terminal output write by write."""
     logs = request.app[LOGS]
@@ -28,6 +31,10 @@ async def get_raw_logs(request: web.Request) -> web.Response:
 
 
 @routes.patch("/internal/logs/subscribe")
+@describe(
+    EMPTY, body=shape({"clientId": TEXT, "enabled": {"type": "boolean"}}),
+    answers={400: ref("Error")},
+)
 async def subscribe_logs(request: web.Request) -> web.Response:
     """Starts or stops `logs` frames to one socket."""
     body = await read_object(request)
@@ -38,6 +45,7 @@ async def subscribe_logs(request: web.Request) -> web.Response:
 
 
 @routes.get("/internal/folder_paths")
+@describe({"type": "object", "additionalProperties": TEXTS})
 async def get_folder_paths(_: web.Request) -> web.Response:
     """Every model folder and its directories."""
     rows = folder_paths.folder_names_and_paths.items()
@@ -55,6 +63,10 @@ def _newest_first(directory: str) -> list[str]:
 
 
 @routes.get("/internal/files/{directory_type}")
+@describe(
+    TEXTS, path={"directory_type": {"enum": ["input", "output", "temp"]}},
+    answers={400: ref("Error")},
+)
 async def get_files(request: web.Request) -> web.Response:
     """File names at the top of input, output or temp."""
     kind = request.match_info["directory_type"]

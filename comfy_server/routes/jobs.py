@@ -6,9 +6,10 @@ from typing import Any
 from aiohttp import web
 
 from comfy_execution import jobs
+from comfy_server.describe import INTEGER, TEXT, TEXTS, describe, ref, shape
 from comfy_server.ownership import controls, finished_entry, finished_jobs, visible_queue
 from comfy_server.routes.history import query_integer
-from comfy_server.routes.prompt import PROMPT_ID
+from comfy_server.routes.prompt import ID_PATTERN
 from comfy_server.services import SERVICES
 from comfy_server.strict_json import BadJson, error_response, json_response, read_object
 
@@ -45,10 +46,19 @@ def _records(request: web.Request, statuses: tuple[str, ...]) -> list[dict[str, 
 
 
 def _is_id(value: object) -> bool:
-    return isinstance(value, str) and PROMPT_ID.fullmatch(value) is not None
+    return isinstance(value, str) and ID_PATTERN.fullmatch(value) is not None
 
 
 @routes.get("/api/jobs")
+@describe(
+    shape({"jobs": {"type": "array", "items": ref("Job")}, "pagination": {"type": "object"}}),
+    query={
+        "status": TEXT, "workflow_id": TEXT, "sort_by": {"enum": list(jobs.SORT_KEYS)},
+        "sort_order": {"enum": list(jobs.SORT_ORDERS)},
+        "limit": {"type": "integer", "minimum": 1}, "offset": INTEGER,
+    },
+    answers={400: ref("Error")},
+)
 async def get_jobs(request: web.Request) -> web.Response:
     """A page of jobs, waiting, running and finished."""
     try:
@@ -60,6 +70,7 @@ async def get_jobs(request: web.Request) -> web.Response:
 
 
 @routes.get("/api/jobs/{job_id}")
+@describe(ref("Job"), answers={404: ref("Error")})
 async def get_job(request: web.Request) -> web.Response:
     """One job with its outputs and its workflow."""
     queue, job_id = request.app[SERVICES].queue, request.match_info["job_id"]
@@ -75,6 +86,9 @@ async def get_job(request: web.Request) -> web.Response:
 
 
 @routes.post("/api/jobs/cancel")
+@describe(
+    ref("Cancelled"), body=shape({"job_ids": TEXTS}), answers={400: ref("Error")}
+)
 async def cancel_jobs(request: web.Request) -> web.Response:
     """Stops or removes several jobs."""
     body = await read_object(request)
@@ -91,6 +105,7 @@ async def cancel_jobs(request: web.Request) -> web.Response:
 
 
 @routes.post("/api/jobs/{job_id}/cancel")
+@describe(ref("Cancelled"))
 async def cancel_job(request: web.Request) -> web.Response:
     """Stops or removes one job; `cancelled` is false when it is neither waiting nor running."""
     queue, job_id = request.app[SERVICES].queue, request.match_info["job_id"]

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from comfy_server.accounts import SESSION_S
 from comfy_server.auth import COOKIE, STORE
+from comfy_server.describe import BINARY, EMPTY, TEXT, describe, ref, shape
 from comfy_server.rates import RateLimit
 from comfy_server.services import OPTIONS
 from comfy_server.strict_json import BadJson, error_response, json_response, read_object
@@ -60,6 +61,7 @@ def _local(target: str) -> str:
 
 
 @routes.get("/login")
+@describe(BINARY, query={"next": TEXT}, answers={303: EMPTY})
 async def show_page(request: web.Request) -> web.StreamResponse:
     """The login page; on a server without authentication, the way back."""
     if STORE not in request.app:
@@ -77,6 +79,10 @@ async def _fields(request: web.Request) -> tuple[dict[str, str], bool]:
 
 
 @routes.post("/login")
+@describe(
+    shape({"name": TEXT, "role": TEXT}), body=shape({"name": TEXT, "token": TEXT}, next=TEXT),
+    answers={303: EMPTY, 400: ref("Error")},
+)
 async def log_in(request: web.Request) -> web.StreamResponse:
     """Checks name and token and starts a session."""
     if STORE not in request.app:
@@ -107,6 +113,7 @@ async def log_in(request: web.Request) -> web.StreamResponse:
 
 
 @routes.post("/logout")
+@describe(EMPTY, status=303)
 async def log_out(request: web.Request) -> web.StreamResponse:
     """Ends the session."""
     key = request.cookies.get(COOKIE)

@@ -8,6 +8,7 @@ from pathlib import Path
 from aiohttp import web
 
 import folder_paths
+from comfy_server.describe import BINARY, OBJECT, OBJECTS, PLAIN, TEXT, TEXTS, describe
 from comfy_server.model_files import list_files, preview_webp, safetensors_metadata
 from comfy_server.strict_json import json_response
 
@@ -24,18 +25,21 @@ def _known(request: web.Request) -> str:
 
 
 @routes.get("/models")
+@describe(TEXTS)
 async def get_folders(_: web.Request) -> web.Response:
     """The names of the model folders."""
     return json_response(list(folder_paths.folder_names_and_paths))
 
 
 @routes.get("/models/{folder}")
+@describe(TEXTS, answers={404: PLAIN})
 async def get_files(request: web.Request) -> web.Response:
     """The files of a model folder, sorted."""
     return json_response(await asyncio.to_thread(folder_paths.get_filename_list, _known(request)))
 
 
 @routes.get("/experiment/models")
+@describe(OBJECTS)
 async def get_model_folders(_: web.Request) -> web.Response:
     """The model folders with their directories and file suffixes."""
     rows = folder_paths.folder_names_and_paths.items()
@@ -46,12 +50,17 @@ async def get_model_folders(_: web.Request) -> web.Response:
 
 
 @routes.get("/experiment/models/{folder}")
+@describe(OBJECTS, answers={404: PLAIN})
 async def get_model_files(request: web.Request) -> web.Response:
     """The files of a model folder with size and times."""
     return json_response(await asyncio.to_thread(list_files, _known(request)))
 
 
 @routes.get(r"/experiment/models/preview/{folder}/{path_index:\d+}/{filename:.*}")
+@describe(
+    BINARY, path={"path_index": {"type": "integer", "minimum": 0}},
+    answers={400: PLAIN, 404: PLAIN},
+)
 async def get_preview(request: web.Request) -> web.Response:
     """A picture that belongs to a model, as webp."""
     directories = folder_paths.get_folder_paths(_known(request))
@@ -67,6 +76,7 @@ async def get_preview(request: web.Request) -> web.Response:
 
 
 @routes.get("/view_metadata/{folder}")
+@describe(OBJECT, query={"filename!": TEXT}, answers={404: PLAIN})
 async def get_metadata(request: web.Request) -> web.Response:
     """The metadata in the header of a safetensors file."""
     filename = request.query.get("filename", "")
@@ -81,6 +91,7 @@ async def get_metadata(request: web.Request) -> web.Response:
 
 
 @routes.get("/embeddings")
+@describe(TEXTS)
 async def get_embeddings(_: web.Request) -> web.Response:
     """Names of the embeddings, without suffix."""
     names = await asyncio.to_thread(folder_paths.get_filename_list, "embeddings")

@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 import folder_paths
+from comfy_server.describe import EMPTY, OBJECT, describe
 from comfy_server.services import SERVICES, Services
 from comfy_server.strict_json import dumps, json_response
 
@@ -29,6 +30,7 @@ def _entry(services: Services, name: str) -> dict[str, Any] | None:
 
 
 @routes.get("/object_info")
+@describe(OBJECT, answers={304: EMPTY})
 async def get_all(request: web.Request) -> web.Response:
     """The definition of every node."""
     services = request.app[SERVICES]
@@ -58,6 +60,7 @@ def _conditional(request: web.Request, body: bytes) -> web.Response:
 
 
 @routes.get("/object_info/{node_class}")
+@describe(OBJECT)
 async def get_one(request: web.Request) -> web.Response:
     """The definition of one node, or an empty object."""
     services, name = request.app[SERVICES], request.match_info["node_class"]
@@ -68,6 +71,7 @@ async def get_one(request: web.Request) -> web.Response:
 
 
 @routes.get("/node_replacements")
+@describe(OBJECT)
 async def get_replacements(request: web.Request) -> web.Response:
     """Old node names and what takes their place."""
     return json_response(dict(request.app[SERVICES].node_replacements()))

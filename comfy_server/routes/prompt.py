@@ -13,8 +13,9 @@ from aiohttp import web
 
 from comfy_execution.items import SENSITIVE_EXTRA_DATA_KEYS, Submission, SubmissionKind
 from comfy_server.auth import owner_of
+from comfy_server.describe import describe, ref
 from comfy_server.ownership import OWNER_KEY
-from comfy_server.services import SERVER, SERVICES, Services, resolve
+from comfy_server.services import PROMPT_ID, SERVER, SERVICES, Services, resolve
 from comfy_server.strict_json import BadJson, json_response, read_json
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 routes = web.RouteTableDef()
 
-PROMPT_ID = re.compile(r"[\w.:@+=-]{1,128}", re.ASCII)
+ID_PATTERN = re.compile(r"[\w.:@+=-]{1,128}", re.ASCII)
 
 
 class PromptRefused(Exception):
@@ -52,12 +53,17 @@ class Request:
 
 
 @routes.get("/prompt")
+@describe(ref("QueueInfo"))
 async def get_prompt(request: web.Request) -> web.Response:
     """How many prompts wait or run."""
     return json_response(request.app[SERVER].get_queue_info())
 
 
 @routes.post("/prompt")
+@describe(
+    ref("PromptAccepted"), body=ref("PromptRequest"),
+    answers={400: ref("PromptError"), 409: ref("PromptError"), 503: ref("PromptError")},
+)
 async def post_prompt(request: web.Request) -> web.Response:
     """Validates a prompt and puts it in the queue."""
     server, services = request.app[SERVER], request.app[SERVICES]
@@ -65,7 +71,7 @@ async def post_prompt(request: web.Request) -> web.Response:
         body = await _read_body(request)
         body = server.trigger_on_prompt(body)
         submitted = _sort_out(body, server)
-        request["prompt_id"] = submitted.prompt_id  # for the request log
+        request[PROMPT_ID] = submitted.prompt_id  # for the request log
         _claim(request, server, submitted)
         valid, error, outputs, node_errors = await _validate(services, submitted)
         if not valid:
@@ -152,7 +158,7 @@ def _prompt_id(body: dict[str, Any]) -> str:
     wish = body.get("prompt_id")
     if wish is None:
         return str(uuid.uuid4())
-    if not isinstance(wish, str) or not PROMPT_ID.fullmatch(wish):
+    if not isinstance(wish, str) or not ID_PATTERN.fullmatch(wish):
         raise PromptRefused(
             "invalid_prompt_id", "The field prompt_id is not acceptable",
             "use a UUID, or up to 128 letters, digits and . _ : @ + = -; or leave it out",

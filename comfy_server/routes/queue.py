@@ -7,11 +7,14 @@ from typing import Any
 from aiohttp import web
 
 from comfy_server.auth import is_admin
+from comfy_server.describe import EMPTY, TEXT, TEXTS, describe, ref, shape
 from comfy_server.ownership import sees_item, visible_queue
 from comfy_server.services import SERVICES
 from comfy_server.strict_json import BadJson, json_response, read_object
 
 routes = web.RouteTableDef()
+
+ITEMS = {"type": "array", "items": ref("QueueItem")}
 
 
 def id_list(body: dict[str, Any], name: str) -> list[str]:
@@ -33,6 +36,7 @@ def _shown(item: Sequence[Any]) -> list[Any]:
 
 
 @routes.get("/queue")
+@describe(shape({"queue_running": ITEMS, "queue_pending": ITEMS}))
 async def get_queue(request: web.Request) -> web.Response:
     """What runs and what waits, in the order it will run."""
     running, pending = visible_queue(request, request.app[SERVICES].queue)
@@ -43,6 +47,9 @@ async def get_queue(request: web.Request) -> web.Response:
 
 
 @routes.post("/queue")
+@describe(
+    EMPTY, body=shape({}, clear={"type": "boolean"}, delete=TEXTS), answers={400: ref("Error")}
+)
 async def post_queue(request: web.Request) -> web.Response:
     """Empties the queue, or takes out some prompts."""
     queue = request.app[SERVICES].queue
@@ -59,6 +66,7 @@ async def post_queue(request: web.Request) -> web.Response:
 
 
 @routes.post("/interrupt")
+@describe(EMPTY, body=shape({}, prompt_id=TEXT), body_required=False)
 async def post_interrupt(request: web.Request) -> web.Response:
     """Stops what runs, or only the named prompt if it is the one that runs."""
     try:
@@ -77,6 +85,10 @@ async def post_interrupt(request: web.Request) -> web.Response:
 
 
 @routes.post("/free")
+@describe(
+    EMPTY, body=shape({}, unload_models={"type": "boolean"}, free_memory={"type": "boolean"}),
+    answers={400: ref("Error")},
+)
 async def post_free(request: web.Request) -> web.Response:
     """Asks the worker to unload models and drop results after the current prompt."""
     queue = request.app[SERVICES].queue

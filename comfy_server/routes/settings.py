@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from comfy_server.describe import ANYTHING, EMPTY, OBJECT, describe, ref
 from comfy_server.services import USERS
 from comfy_server.strict_json import json_response, read_json, read_object
 
@@ -13,6 +14,7 @@ routes = web.RouteTableDef()
 
 
 @routes.get("/settings")
+@describe(OBJECT)
 async def get_all(request: web.Request) -> web.Response:
     """Every stored setting."""
     users = request.app[USERS]
@@ -20,6 +22,7 @@ async def get_all(request: web.Request) -> web.Response:
 
 
 @routes.get("/settings/{id}")
+@describe(ANYTHING)
 async def get_one(request: web.Request) -> web.Response:
     """One setting, or null."""
     users = request.app[USERS]
@@ -35,12 +38,14 @@ async def _merge(request: web.Request, changes: dict[str, Any]) -> web.Response:
 
 
 @routes.post("/settings")
+@describe(EMPTY, body=OBJECT, answers={400: ref("Error")})
 async def post_all(request: web.Request) -> web.Response:
     """Stores several settings."""
     return await _merge(request, await read_object(request))
 
 
 @routes.post("/settings/{id}")
+@describe(EMPTY, body=ANYTHING, answers={400: ref("Error")})
 async def post_one(request: web.Request) -> web.Response:
     """Stores one setting; the body is its value."""
     return await _merge(request, {request.match_info["id"]: await read_json(request)})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import WSMsgType, web
 
 from comfy_server.auth import owner_of
+from comfy_server.describe import EMPTY, TEXT, describe, ref
 from comfy_server.frames import text_frame
 from comfy_server.gate import is_loopback
 from comfy_server.hub import Client
@@ -27,6 +28,9 @@ MAX_CLIENT_ID = 256
 
 
 @routes.get("/ws")
+@describe(
+    EMPTY, status=101, query={"clientId": TEXT, "resume": TEXT}, answers={400: ref("Error")}
+)
 async def connect(request: web.Request) -> web.StreamResponse:
     """Opens the event socket of a client."""
     server = request.app[SERVER]

@@ -7,6 +7,8 @@ from typing import Any
 
 from aiohttp import web
 
+from comfy_server.describe import OBJECT, OBJECTS, describe, shape
+from comfy_server.openapi import document
 from comfy_server.services import OPTIONS, SERVER, SERVICES
 from comfy_server.strict_json import json_response
 
@@ -14,6 +16,7 @@ routes = web.RouteTableDef()
 
 
 @routes.get("/system_stats")
+@describe(shape({"system": OBJECT, "devices": OBJECTS}))
 async def get_stats(request: web.Request) -> web.Response:
     """Versions, memory and devices."""
     options = request.app[OPTIONS]
@@ -30,6 +33,14 @@ async def get_stats(request: web.Request) -> web.Response:
 
 
 @routes.get("/features")
+@describe(OBJECT)
 async def get_features(request: web.Request) -> web.Response:
     """What the server offers."""
     return json_response(request.app[SERVER].get_feature_flags())
+
+
+@routes.get("/api/openapi.json")
+@describe(OBJECT)
+async def get_document(request: web.Request) -> web.Response:
+    """This interface as an OpenAPI document."""
+    return json_response(document(request.app, request.app[OPTIONS].version))

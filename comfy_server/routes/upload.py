@@ -10,6 +10,7 @@ from aiohttp import web
 
 import folder_paths
 from comfy_server import uploads
+from comfy_server.describe import TEXT, describe, ref, shape
 from comfy_server.images import ImageRefused
 from comfy_server.paths import PathRefused, resolve_below
 from comfy_server.services import OPTIONS
@@ -17,6 +18,13 @@ from comfy_server.strict_json import error_response, json_response
 from comfy_server.uploads import UploadForm, UploadRefused
 
 routes = web.RouteTableDef()
+
+FORM = {
+    "multipart": shape(
+        {"image": {"type": "string", "format": "binary"}}, type=TEXT, subfolder=TEXT,
+        overwrite=TEXT, original_ref=TEXT,
+    )
+}
 
 
 def _directory(kind: str) -> str:
@@ -40,6 +48,7 @@ async def _store(request: web.Request, form: UploadForm, content: BinaryIO) -> w
 
 
 @routes.post("/upload/image")
+@describe(ref("Stored"), body=FORM, answers={400: ref("Error")})
 async def upload_image(request: web.Request) -> web.Response:
     """Stores a file in input, temp or output; the answer holds the name it got."""
     try:
@@ -74,6 +83,9 @@ def _original(form: UploadForm) -> Path:
 
 
 @routes.post("/upload/mask")
+@describe(
+    ref("Stored"), body=FORM, answers={400: ref("Error"), 403: ref("Error"), 404: ref("Error")}
+)
 async def upload_mask(request: web.Request) -> web.Response:
     """Stores a copy of an existing picture that has the alpha channel of the uploaded one."""
     try:

@@ -12,15 +12,16 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from comfy_server import user_files
+from comfy_server.describe import BINARY, EMPTY, FLAG, OBJECTS, PLAIN, TEXT, describe, ref
 from comfy_server.files import content_type, stranger_file, trusted_file
 from comfy_server.paths import PathRefused, resolve_below
 from comfy_server.services import USERS
 from comfy_server.strict_json import error_response, json_response
-from comfy_server.user_files import Listing
-from comfy_server.users import write_atomically
+from comfy_server.user_files import Listing, write_atomically
 
 routes = web.RouteTableDef()
 
+STORED = {"anyOf": [TEXT, ref("FileInfo")]}
 STYLE_SHEET = "user.css"  # the one file of a user that the page may apply to itself
 
 
@@ -49,6 +50,10 @@ def _answer(request: web.Request, path: Path, root: Path) -> web.Response:
 
 
 @routes.get("/userdata")
+@describe(
+    {"type": "array"}, answers={400: PLAIN, 404: PLAIN},
+    query={"dir!": TEXT, "recurse": FLAG, "full_info": FLAG, "split": FLAG},
+)
 async def list_files(request: web.Request) -> web.Response:
     """The files of one folder."""
     directory = request.query.get("dir", "")
@@ -63,6 +68,7 @@ async def list_files(request: web.Request) -> web.Response:
 
 
 @routes.get("/v2/userdata")
+@describe(OBJECTS, query={"path": TEXT}, answers={400: ref("Error"), 404: ref("Error")})
 async def list_tree(request: web.Request) -> web.Response:
     """Everything below a folder, folders included."""
     root = _root(request)
@@ -80,6 +86,7 @@ async def list_tree(request: web.Request) -> web.Response:
 
 
 @routes.get("/userdata/{file}")
+@describe(BINARY, answers={400: ref("Error"), 404: EMPTY})
 async def get_file(request: web.Request) -> web.StreamResponse:
     """A file's content."""
     root = _root(request)
@@ -92,6 +99,10 @@ async def get_file(request: web.Request) -> web.StreamResponse:
 
 
 @routes.post("/userdata/{file}")
+@describe(
+    STORED, query={"overwrite": FLAG, "full_info": FLAG}, body=BINARY, body_required=False,
+    answers={400: ref("Error"), 409: PLAIN},
+)
 async def post_file(request: web.Request) -> web.Response:
     """Stores the body as a file."""
     root = _root(request)
@@ -108,6 +119,7 @@ async def post_file(request: web.Request) -> web.Response:
 
 
 @routes.delete("/userdata/{file}")
+@describe(EMPTY, status=204, answers={400: ref("Error"), 404: EMPTY})
 async def delete_file(request: web.Request) -> web.Response:
     """Removes a file."""
     path = _named(request, _root(request), "file")
@@ -118,6 +130,10 @@ async def delete_file(request: web.Request) -> web.Response:
 
 
 @routes.post("/userdata/{file}/move/{dest}")
+@describe(
+    STORED, query={"overwrite": FLAG, "full_info": FLAG},
+    answers={400: ref("Error"), 404: EMPTY, 409: PLAIN},
+)
 async def move_file(request: web.Request) -> web.Response:
     """Moves or renames a file."""
     root = _root(request)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from comfy_server.describe import TEXT, describe, ref, shape
 from comfy_server.services import OPTIONS, USERS
 from comfy_server.strict_json import error_response, json_response, read_object
 from comfy_server.users import DEFAULT_USER, UserNameRefused
@@ -11,6 +12,7 @@ routes = web.RouteTableDef()
 
 
 @routes.get("/users")
+@describe(shape({"storage": TEXT}))
 async def get_users(request: web.Request) -> web.Response:
     """Who may be chosen; in single-user mode, whether a user folder exists."""
     users = request.app[USERS]
@@ -22,6 +24,7 @@ async def get_users(request: web.Request) -> web.Response:
 
 
 @routes.post("/users")
+@describe(TEXT, body=shape({"username": TEXT}), answers={400: ref("Error")})
 async def post_user(request: web.Request) -> web.Response:
     """Adds a user; the answer is the new id."""
     name = (await read_object(request)).get("username")

@@ -7,6 +7,7 @@ from pathlib import Path
 from aiohttp import web
 
 import folder_paths
+from comfy_server.describe import BINARY, EMPTY, TEXT, describe, ref
 from comfy_server.files import safe_headers, stranger_file
 from comfy_server.images import ImageRefused, channel_png, parse_preview, preview_image
 from comfy_server.paths import PathRefused, resolve_below
@@ -51,6 +52,14 @@ def _locate(request: web.Request) -> Path:
 
 
 @routes.get("/view")
+@describe(
+    BINARY,
+    query={
+        "filename!": TEXT, "type": {"enum": ["output", "input", "temp"]}, "subfolder": TEXT,
+        "preview": TEXT, "channel": {"enum": ["rgb", "a", "rgba"]},
+    },
+    answers={206: BINARY, 304: EMPTY, 400: ref("Error"), 404: ref("Error"), 415: ref("Error")},
+)
 async def view(request: web.Request) -> web.StreamResponse:
     """A file from output, input or temp: as it is, as a smaller preview, or one channel of it."""
     try:
