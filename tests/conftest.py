@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,17 @@ def spec_folder() -> Path:
     if not folder.is_dir():
         pytest.skip(f"interface records not found at {folder}")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def cpu_runtime() -> Iterator[None]:
+    """Pin the CPU once a test has loaded the simulated accelerator, which stays visible."""
+    if "tests.support.fakegpu" not in sys.modules:
+        yield
+        return
+    from comfy.devices.policies import MemoryPolicy
+    from comfy.devices.runtime import build_runtime, install_runtime
+
+    install_runtime(build_runtime(MemoryPolicy(cpu=True)))
+    yield
+    install_runtime(None)

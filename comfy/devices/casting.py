@@ -41,7 +41,7 @@ def cast_to(
     target = {"device": device or weight.device, "dtype": dtype or weight.dtype}
     if stream is None:
         return weight.to(**target, non_blocking=non_blocking, copy=copy)
-    with stream:
+    with on_stream(target["device"], stream):
         return weight.to(**target, non_blocking=non_blocking, copy=copy)
 
 
@@ -70,6 +70,20 @@ def current_stream(device: torch.device | None) -> Any | None:
     return torch.accelerator.current_stream(device)
 
 
+def on_stream(device: torch.device, stream: Any) -> Any:
+    """A context in which work on `device` is issued on `stream`."""
+    return accelerators.device_module(device).stream(stream)
+
+
 def pin_memory_supported(device: torch.device) -> bool:
     """Whether page-locked host memory is allowed and speeds copies to this device up."""
     return get_runtime().memory.pinned_memory and accelerators.accelerator_row(device).pinned
+
+
+def pinned_copy(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A copy of a host tensor in page-locked memory, or None when the system gives none."""
+    try:
+        return tensor.detach().pin_memory()
+    except RuntimeError as error:  # the system's limit on locked memory; copies then stay pageable
+        logger.warning("no page-locked memory for %d bytes: %s", tensor.nbytes, error)
+        return None

@@ -28,13 +28,13 @@ class CastWeightBiasOp:
         comfy_cast_weights: Cast weight and bias to the input's device and type on every call.
         weight_function: Functions applied to the weight on every call (streamed patches).
         bias_function: The same for the bias.
-        stream_slot: Place of the layer in its model's transfer plan while it is streamed.
+        stream_plan: The transfer plan of its model while the layer is streamed.
     """
 
     comfy_cast_weights: bool = False
     weight_function: list[WeightFunction] = []  # noqa: RUF012 - replaced per instance, never filled
     bias_function: list[WeightFunction] = []  # noqa: RUF012
-    stream_slot: streaming.StreamSlot | None = None
+    stream_plan: streaming.StreamPlan | None = None
 
     def needs_cast(self) -> bool:
         """Whether the stored parameters cannot be used as they are."""

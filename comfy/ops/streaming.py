@@ -1,29 +1,129 @@
 """Weights that stay off the device and travel to it at use.
 
-`fetch` brings a layer's weight and bias to a device. When the layer belongs to a `StreamPlan`
-(a model whose non-resident layers are known), the plan learns the order of use in the first pass
-and from then on starts the next layer's copies on a copy stream while the present one computes.
+`fetch` brings a layer's weight and bias to a device. A layer that belongs to a `StreamPlan` (the
+streamed layers of one loaded model) has its copies started ahead of time: the plan learns in which
+order layers are used, and while one computes, the next one's weights travel on a copy stream.
+Nothing is copied that is not used, so a pass moves exactly the bytes of its streamed layers.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import logging
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from comfy.devices import casting
 
+logger = logging.getLogger(__name__)
 
-class StreamSlot(NamedTuple):
-    """A layer's place in a transfer plan."""
+MAX_AHEAD = 2
+"""Layers whose weights may be on the device before their turn."""
 
-    plan: Any
-    layer: Any
+Tensors = tuple["torch.Tensor | None", "torch.Tensor | None"]
 
 
-def fetch(
-    layer: Any, device: torch.device | None
-) -> tuple[torch.Tensor | None, torch.Tensor | None, Any]:
+@dataclass
+class Transfer:
+    """Copies of one layer's weights under way.
+
+    Attributes:
+        tensors: (weight, bias) on the device.
+        sources: The host tensors, kept alive until the copies are done.
+        done: Event to wait for; None for copies that block.
+    """
+
+    tensors: Tensors
+    sources: Tensors
+    done: Any | None = None
+
+
+@dataclass(eq=False)
+class StreamPlan:
+    """The streamed layers of one loaded model on one device.
+
+    Attributes:
+        device: Where the layers compute.
+        streams: Copy streams, used in turn; empty copies synchronously.
+        follower: The layer used after each layer, as last seen.
+        ahead: Transfers started for layers whose turn has not come, oldest first.
+    """
+
+    device: torch.device
+    streams: list[Any] = field(default_factory=list)
+    follower: dict[int, Any] = field(default_factory=dict)
+    ahead: dict[int, Transfer] = field(default_factory=dict)
+    _first: Any = None
+    _last: Any = None
+    _turn: int = 0
+
+    @classmethod
+    def for_device(cls, device: torch.device) -> StreamPlan:
+        """A plan with as many copy streams as policy and device allow."""
+        count = casting.async_streams(device)
+        return cls(device, [torch.Stream(device=device) for _ in range(count)])
+
+    def take(self, layer: Any) -> Tensors:
+        """The layer's weight and bias on the device; starts the next layer's copies."""
+        transfer = self.ahead.pop(id(layer), None)
+        if transfer is None:
+            transfer = self._start(layer, None)
+        if transfer.done is not None:
+            current = torch.accelerator.current_stream(self.device)
+            current.wait_event(transfer.done)
+            for tensor in transfer.tensors:
+                if tensor is not None:
+                    tensor.record_stream(current)
+        self._learn(layer)
+        if self.streams:
+            self._start_following(layer)
+        return transfer.tensors
+
+    def _learn(self, layer: Any) -> None:
+        if self._first is None:
+            self._first = layer
+        if self._last is not None and layer is not self._first:
+            self.follower[id(self._last)] = layer
+        self._last = layer
+
+    def _start_following(self, layer: Any) -> None:
+        following = self.follower.get(id(layer))
+        if following is None or id(following) in self.ahead:
+            return
+        while len(self.ahead) >= MAX_AHEAD:  # the order changed: what was foreseen did not come
+            self.ahead.pop(next(iter(self.ahead)))
+        stream = self.streams[self._turn % len(self.streams)]
+        self._turn += 1
+        self.ahead[id(following)] = self._start(following, stream)
+
+    def _start(self, layer: Any, stream: Any | None) -> Transfer:
+        sources = (layer.weight, layer.bias)
+        if stream is None:
+            return Transfer(_moved(sources, self.device, False), sources)
+        with casting.on_stream(self.device, stream):
+            tensors = _moved(sources, self.device, True)
+        return Transfer(tensors, sources, stream.record_event())
+
+    def close(self) -> None:
+        """Finish what is under way; call before the host tensors are let go."""
+        if self.ahead:
+            for stream in self.streams:
+                stream.synchronize()
+        self.ahead.clear()
+        self.follower.clear()
+        self._first = self._last = None
+
+
+def _moved(tensors: Tensors, device: torch.device, non_blocking: bool) -> Tensors:
+    weight, bias = (
+        None if t is None else casting.cast_to(t, device=device, non_blocking=non_blocking)
+        for t in tensors
+    )
+    return weight, bias
+
+
+def fetch(layer: Any, device: torch.device | None) -> tuple[Any, Any, Any]:
     """A layer's weight and bias on `device`, in their stored types.
 
     Args:
@@ -33,21 +133,17 @@ def fetch(
         (weight, bias, token); hand the token to `release` after use.
     """
     weight, bias = layer.weight, layer.bias
-    if device is None:
-        return weight, bias, None
-    away = (weight is not None and weight.device != device) or (
-        bias is not None and bias.device != device
+    here = device is None or (
+        (weight is None or weight.device == device) and (bias is None or bias.device == device)
     )
-    if not away:
+    if here:
         return weight, bias, None
-    non_blocking = casting.device_supports_non_blocking(device)
-    moved = [
-        t if t is None else casting.cast_to(t, device=device, non_blocking=non_blocking)
-        for t in (weight, bias)
-    ]
-    return moved[0], moved[1], None
+    plan = getattr(layer, "stream_plan", None)
+    if plan is not None and plan.device == device:
+        return (*plan.take(layer), plan)
+    return (*_moved((weight, bias), device, False), None)  # type: ignore[arg-type]
 
 
 def release(token: Any, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
-    """End the use of fetched tensors."""
+    """End the use of fetched tensors; the allocator keeps them until the device is done."""
     del token, weight, bias

@@ -19,12 +19,12 @@ from torch import nn
 
 from comfy.devices import casting, memory
 from comfy.ops.cast import is_castable
-from comfy.patching.attributes import copy_to_param, get_key_weight
-from comfy.patching.lowvram import INTERMEDIATE_DTYPE, LowVramPatch
-from comfy.patching.residence import Backup, Residence, own_tensors
-from comfy.patching.wrappers import CallbacksMP, PatcherInjection
-from comfy.weights import arithmetic
-from comfy.weights.rounding import stochastic_rounding, string_to_seed
+from comfy.patching.attributes import get_key_weight
+from comfy.patching.injections import Injections
+from comfy.patching.lowvram import LowVramPatch
+from comfy.patching.residence import own_tensors
+from comfy.patching.weights import WeightPatching
+from comfy.patching.wrappers import CallbacksMP
 
 logger = logging.getLogger(__name__)
 
@@ -47,102 +47,17 @@ class LoadEntry(NamedTuple):
     params: list[str]
 
 
-class WeightLoading:
+class WeightLoading(WeightPatching, Injections):
     """The physical half of a patcher; `ModelPatcher` adds the logical half."""
 
-    model: nn.Module
     load_device: torch.device
     offload_device: torch.device
-    residence: Residence
-    patches: dict[str, list[Any]]
     patches_uuid: Any
     object_patches: dict[str, Any]
     weight_wrapper_patches: dict[str, list[Callable[..., Any]]]
-    weight_inplace_update: bool
     force_cast_weights: bool
-    injections: dict[str, list[PatcherInjection]]
-    is_injected: bool
-    skip_injection: bool
-    get_all_callbacks: Callable[[str], list[Callable[..., Any]]]
     model_patches_to: Callable[[torch.device], None]
     model_size: Callable[[], int]
-
-    @property
-    def backup(self) -> dict[str, Any]:
-        """Originals of patched weights, shared by all views of the module."""
-        return self.residence.backup
-
-    # -- one weight ------------------------------------------------------------------------
-
-    def calculate_weight(
-        self,
-        patches: list[Any],
-        weight: torch.Tensor,
-        key: str,
-        intermediate_dtype: torch.dtype = torch.float32,
-    ) -> torch.Tensor:
-        """Patches applied to a weight the caller owns."""
-        return arithmetic.calculate_weight(patches, weight, key, intermediate_dtype)
-
-    def patch_weight_to_device(
-        self,
-        key: str,
-        device_to: torch.device | None = None,
-        inplace_update: bool = False,
-        return_weight: bool = False,
-    ) -> torch.Tensor | None:
-        """Put a weight's patched form in its place, keeping the original.
-
-        Args:
-            key: State-dict key; a key without patches is left alone.
-            device_to: Where the patched weight goes; None is where the original is.
-            inplace_update: Write into the parameter, when it is already there.
-            return_weight: Only compute and return the patched weight.
-        """
-        if key not in self.patches:
-            return None
-        current, set_func, convert_func = get_key_weight(self.model, key)
-        weight = self.residence.home.get(key, current)
-        if key in self.backup:
-            weight = self.backup[key].weight
-        patched = self._patched(key, weight, device_to, convert_func)
-        seed = string_to_seed(key)
-        if set_func is None:
-            patched = stochastic_rounding(patched, weight.dtype, seed=seed)
-        else:
-            patched = set_func(patched, inplace_update=False, seed=seed, return_weight=True)
-        if return_weight:
-            return patched
-        owner, prefix, name = self._place(key)
-        in_place = inplace_update or self.weight_inplace_update
-        if in_place and current.device == patched.device and current.shape == patched.shape:
-            if key not in self.backup and key not in self.residence.home:
-                self.backup[key] = Backup(current.detach().clone(), True)
-            copy_to_param(self.model, key, patched)
-        else:
-            self.residence.replace(owner, prefix, name, patched)
-            self.backup.setdefault(key, Backup(self.residence.home[key], False))
-        self.residence.applied[key] = tuple(self.patches[key])
-        return None
-
-    def _patched(
-        self,
-        key: str,
-        weight: torch.Tensor,
-        device: torch.device | None,
-        convert: Callable[..., Any] | None,
-    ) -> torch.Tensor:
-        device = device or weight.device
-        if convert is not None:
-            working = convert(casting.cast_to_device(weight, device, None, copy=True), inplace=True)
-            working = working.to(INTERMEDIATE_DTYPE)
-        else:
-            working = casting.cast_to_device(weight.detach(), device, INTERMEDIATE_DTYPE, copy=True)
-        return self.calculate_weight(self.patches[key], working, key)
-
-    def _place(self, key: str) -> tuple[nn.Module, str, str]:
-        path, _, name = key.rpartition(".")
-        return self.model.get_submodule(path), f"{path}." if path else "", name
 
     # -- one module ------------------------------------------------------------------------
 
@@ -195,6 +110,20 @@ class WeightLoading:
         """Leave a module's weights where they rest; they travel and are patched at use."""
         self.residence.release(entry.name, entry.module)
         self._attach_functions(entry, streamed=True)
+        device = self.residence.device
+        if device is None:
+            return
+        plan = self.residence.open_plan(device)
+        self.residence.stream(entry.name, entry.module, {"stream_plan": plan})
+        if plan.streams and casting.pin_memory_supported(device):
+            prefix = f"{entry.name}." if entry.name else ""
+            for name in entry.params:
+                self.pin_weight_to_device(prefix + name)
+
+    def streaming_reserve(self) -> int:
+        """Device bytes that streaming takes at most: the largest layers that are there at once."""
+        sizes = [e.module_bytes for e in self._load_list() if is_castable(e.module)]
+        return 2 * max(sizes, default=0)
 
     def _attach_functions(self, entry: LoadEntry, streamed: bool) -> None:
         """Set what a layer does to its weights at use."""
@@ -393,50 +322,6 @@ class WeightLoading:
         for name, value in shown.items():
             if not isinstance(getattr(type(self.model), name, None), property):
                 setattr(self.model, name, value)
-
-    # -- injections ------------------------------------------------------------------------
-
-    def inject_model(self) -> None:
-        """Run the injections of this view; those already run are taken back on failure."""
-        if self.is_injected or self.skip_injection:
-            return
-        for injections in self.injections.values():
-            for injection in injections:
-                self.residence.injected.append((self, injection))
-                injection.inject(self)
-                self.is_injected = True
-        if self.is_injected:
-            for callback in self.get_all_callbacks(CallbacksMP.ON_INJECT_MODEL):
-                callback(self)
-
-    def eject_model(self) -> None:
-        """Take back all injections into the module, whichever view made them."""
-        while self.residence.injected:
-            owner, injection = self.residence.injected.pop()
-            injection.eject(owner)
-            owner.is_injected = False
-        if self.is_injected:
-            self.is_injected = False
-        for callback in self.get_all_callbacks(CallbacksMP.ON_EJECT_MODEL):
-            callback(self)
-
-    @contextmanager
-    def use_ejected(self, skip_and_inject_on_exit_only: bool = False) -> Iterator[None]:
-        """Run a block without the injections.
-
-        Args:
-            skip_and_inject_on_exit_only: Do not inject inside the block either, even if it loads.
-        """
-        was_injected, previous_skip = self.is_injected, self.skip_injection
-        self.eject_model()
-        if skip_and_inject_on_exit_only:
-            self.skip_injection = True
-        try:
-            yield
-        finally:
-            self.skip_injection = previous_skip
-            if was_injected or skip_and_inject_on_exit_only:
-                self.inject_model()
 
 
 def _same_patches(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from comfy.weights import arithmetic
+from comfy.weights.adapters import WeightAdapterBase
 from comfy.weights.rounding import stochastic_rounding, string_to_seed
 
 INTERMEDIATE_DTYPE = torch.float32
@@ -35,6 +37,7 @@ class LowVramPatch:
         self.patches = patches
         self.convert_func = convert_func
         self.set_func = set_func
+        self._local: tuple[torch.device, list[Any], list[Any]] | None = None
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         """The patched weight in the type it is stored in; `weight` is not modified."""
@@ -42,11 +45,36 @@ class LowVramPatch:
         if self.convert_func is not None:
             working = self.convert_func(working, inplace=False)
         working = working.to(dtype=INTERMEDIATE_DTYPE, copy=True)
-        patched = arithmetic.calculate_weight(self.patches[self.key], working, self.key)
+        patches = self._patches_on(weight.device)
+        patched = arithmetic.calculate_weight(patches, working, self.key)
         seed = string_to_seed(self.key)
         if self.set_func is not None:
             return self.set_func(patched, seed=seed, return_weight=True)  # type: ignore[no-any-return]
         return stochastic_rounding(patched, weight.dtype, seed=seed)
+
+    def _patches_on(self, device: torch.device) -> list[Any]:
+        """The patches with their tensors on the device, moved once."""
+        wanted = list(self.patches[self.key])
+        local = self._local
+        same = local is not None and local[0] == device and len(local[1]) == len(wanted)
+        if not same or any(a is not b for a, b in zip(local[1], wanted)):  # type: ignore[index]
+            moved = [(p[0], move_patch_value(p[1], device), *p[2:]) for p in wanted]
+            self._local = local = (device, wanted, moved)
+        assert local is not None
+        return local[2]
+
+
+def move_patch_value(value: Any, device: torch.device) -> Any:
+    """A patch's change with all its tensors on a device; other contents are kept."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, WeightAdapterBase):
+        moved = copy.copy(value)
+        moved.weights = move_patch_value(value.weights, device)
+        return moved
+    if isinstance(value, (tuple, list)):
+        return type(value)(move_patch_value(item, device) for item in value)
+    return value
 
 
 def low_vram_patch_estimate_vram(model: Any, key: str) -> int:

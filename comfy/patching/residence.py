@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from comfy.devices.memory import tensor_bytes
+from comfy.ops.streaming import StreamPlan
 from comfy.patching.attributes import (
     Swap,
     copy_to_param,
@@ -54,8 +55,10 @@ class Residence:
         resident: Bytes each module holds on `device`, by module name, in order of loading.
         streaming: Instance attributes to put back on each streamed module, by module name.
         copies: Device copies by the identity of their original, for weights that are tied.
+        pinned: Bytes of page-locked copies of streamed weights, by key.
         injected: (patcher, injection) that is in effect, in order.
         objects: Undo records of object patches, by dotted name, in order of application.
+        plan: Transfers of the streamed modules.
         device: Where resident weights are; None when nothing was ever loaded.
         uuid: `patches_uuid` of the view whose patches the weights show; None for plain weights.
         views: Living patchers of the module.
@@ -70,7 +73,9 @@ class Residence:
     streaming: dict[str, dict[str, Any]] = field(default_factory=dict)
     objects: dict[str, Swap] = field(default_factory=dict)
     copies: dict[int, torch.Tensor] = field(default_factory=dict)
+    pinned: dict[str, int] = field(default_factory=dict)
     injected: list[tuple[Any, Any]] = field(default_factory=list)
+    plan: StreamPlan | None = None
     device: torch.device | None = None
     uuid: Any = None
     views: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
@@ -79,6 +84,11 @@ class Residence:
     def loaded_bytes(self) -> int:
         """Bytes of weights on the load device."""
         return sum(self.resident.values())
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of page-locked host memory held for streaming."""
+        return sum(self.pinned.values())
 
     def module(self) -> nn.Module:
         """The base module; it lives as long as any patcher of it."""
@@ -141,6 +151,7 @@ class Residence:
         home = self.home.pop(key, None)
         self.applied.pop(key, None)
         self.held.pop(key, None)
+        self.pinned.pop(key, None)
         backup = self.backup.pop(key, None)
         if home is not None:
             self.copies.pop(id(home), None)
@@ -226,6 +237,7 @@ class Residence:
 
     def restore(self) -> None:
         """Put every weight and attribute back; the module is then exactly as it was."""
+        self.close_plan()
         for key in [*self.home, *self.backup]:
             path, _, name = key.rpartition(".")
             module = self._submodule(path)
@@ -235,10 +247,23 @@ class Residence:
             module = self._submodule(path)
             if module is not None:
                 self.stop_streaming(path, module)
-        for table in (self.home, self.backup, self.copies, self.applied, self.held,
+        for table in (self.home, self.backup, self.copies, self.applied, self.held, self.pinned,
                       self.resident, self.streaming):  # fmt: skip
             table.clear()  # type: ignore[attr-defined]
         self.uuid = None
+
+    def open_plan(self, device: torch.device) -> StreamPlan:
+        """The transfer plan for a device, kept as long as that stays the device of use."""
+        if self.plan is None or self.plan.device != device:
+            self.close_plan()
+            self.plan = StreamPlan.for_device(device)
+        return self.plan
+
+    def close_plan(self) -> None:
+        """Finish transfers under way; modules still streamed then copy as they are used."""
+        if self.plan is not None:
+            self.plan.close()
+            self.plan = None
 
     def _submodule(self, path: str) -> nn.Module | None:
         try:

@@ -1,0 +1,137 @@
+"""One weight of a view: computed with its patches, put in its place, page-locked for streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from comfy.devices import casting, memory
+from comfy.patching.attributes import copy_to_param, get_key_weight
+from comfy.patching.lowvram import INTERMEDIATE_DTYPE
+from comfy.patching.residence import Backup, Residence
+from comfy.weights import arithmetic
+from comfy.weights.mapped_file import release_pages
+from comfy.weights.rounding import stochastic_rounding, string_to_seed
+
+PINNED_SHARE = 0.45
+"""Share of the machine's memory that page-locked weights may take."""
+
+
+class WeightPatching:
+    """The part of a patcher that changes single weights."""
+
+    model: nn.Module
+    residence: Residence
+    patches: dict[str, list[Any]]
+    weight_inplace_update: bool
+
+    @property
+    def backup(self) -> dict[str, Any]:
+        """Originals of patched weights, shared by all views of the module."""
+        return self.residence.backup
+
+    # -- one weight ------------------------------------------------------------------------
+
+    def calculate_weight(
+        self,
+        patches: list[Any],
+        weight: torch.Tensor,
+        key: str,
+        intermediate_dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        """Patches applied to a weight the caller owns."""
+        return arithmetic.calculate_weight(patches, weight, key, intermediate_dtype)
+
+    def patch_weight_to_device(
+        self,
+        key: str,
+        device_to: torch.device | None = None,
+        inplace_update: bool = False,
+        return_weight: bool = False,
+    ) -> torch.Tensor | None:
+        """Put a weight's patched form in its place, keeping the original.
+
+        Args:
+            key: State-dict key; a key without patches is left alone.
+            device_to: Where the patched weight goes; None is where the original is.
+            inplace_update: Write into the parameter, when it is already there.
+            return_weight: Only compute and return the patched weight.
+        """
+        if key not in self.patches:
+            return None
+        current, set_func, convert_func = get_key_weight(self.model, key)
+        weight = self.residence.home.get(key, current)
+        if key in self.backup:
+            weight = self.backup[key].weight
+        patched = self._patched(key, weight, device_to, convert_func)
+        seed = string_to_seed(key)
+        if set_func is None:
+            patched = stochastic_rounding(patched, weight.dtype, seed=seed)
+        else:
+            patched = set_func(patched, inplace_update=False, seed=seed, return_weight=True)
+        if return_weight:
+            return patched
+        owner, prefix, name = self._place(key)
+        in_place = inplace_update or self.weight_inplace_update
+        if in_place and current.device == patched.device and current.shape == patched.shape:
+            if key not in self.backup and key not in self.residence.home:
+                self.backup[key] = Backup(current.detach().clone(), True)
+            copy_to_param(self.model, key, patched)
+        else:
+            self.residence.replace(owner, prefix, name, patched)
+            self.backup.setdefault(key, Backup(self.residence.home[key], False))
+        self.residence.applied[key] = tuple(self.patches[key])
+        return None
+
+    def _patched(
+        self,
+        key: str,
+        weight: torch.Tensor,
+        device: torch.device | None,
+        convert: Callable[..., Any] | None,
+    ) -> torch.Tensor:
+        device = device or weight.device
+        if convert is not None:
+            working = convert(casting.cast_to_device(weight, device, None, copy=True), inplace=True)
+            working = working.to(INTERMEDIATE_DTYPE)
+        else:
+            working = casting.cast_to_device(weight.detach(), device, INTERMEDIATE_DTYPE, copy=True)
+        return self.calculate_weight(self.patches[key], working, key)
+
+    def _place(self, key: str) -> tuple[nn.Module, str, str]:
+        path, _, name = key.rpartition(".")
+        return self.model.get_submodule(path), f"{path}." if path else "", name
+
+    def pin_weight_to_device(self, key: str) -> None:
+        """Let a weight that is streamed travel from page-locked memory, while there is any."""
+        module, prefix, name = self._place(key)
+        home = self.residence.original(module, prefix, name)
+        if home is None or home.device.type != "cpu" or home.is_pinned():
+            return
+        if self.residence.pinned_bytes + memory.tensor_bytes(home) > pinned_limit():
+            return
+        copy = casting.pinned_copy(home)
+        if copy is not None:
+            self.residence.replace(module, prefix, name, copy)
+            self.residence.pinned[key] = memory.tensor_bytes(home)
+            release_pages(home)
+
+    def unpin_weight(self, key: str) -> None:
+        """Put a streamed weight's own memory back in the place of its page-locked copy."""
+        if key in self.residence.pinned:
+            self.residence.close_plan()
+            module, prefix, name = self._place(key)
+            self.residence.put_back(module, prefix, name)
+
+    def unpin_all_weights(self) -> None:
+        """`unpin_weight` for every weight."""
+        for key in list(self.residence.pinned):
+            self.unpin_weight(key)
+
+
+def pinned_limit() -> int:
+    """Page-locked bytes one model may hold: locked memory is lost to everything else."""
+    return int(memory.total_ram_mib() * memory.MIB * PINNED_SHARE)
