@@ -287,3 +287,9 @@ def test_schemas_load_without_numerics() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_node_is_listed_under_the_name_it_was_registered_with() -> None:
+    info = spec_from_class("Another name", Parent).node_info()  # type: ignore[attr-defined]
+    assert info["name"] == "Another name"
+    assert list(info) == list(Parent.GET_NODE_INFO_V1())

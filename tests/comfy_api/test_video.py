@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from comfy_api.latest import InputImpl, Types
+from comfy_execution.context import interrupt_check
 
 RATE = Fraction(24000, 1001)
 
@@ -156,3 +157,23 @@ def test_3d_files_and_vector_pictures_keep_their_content(tmp_path: Path) -> None
     assert [item.read() for item in both.data] == [b"1", b"2"]
     with pytest.raises(TypeError, match=r"\['str'\]; expected a list of BytesIO"):
         Types.SVG(["x"])  # type: ignore[list-item]
+
+
+def test_an_interrupted_video_leaves_no_file(tmp_path: Path) -> None:
+    class Stopped(BaseException):
+        pass
+
+    seen: list[int] = []
+
+    def stop_at_third() -> None:
+        seen.append(1)
+        if len(seen) == 3:
+            raise Stopped
+
+    token = interrupt_check.set(stop_at_third)
+    try:
+        with pytest.raises(Stopped):
+            InputImpl.VideoFromComponents(parts()).save_to(str(tmp_path / "v.mp4"))
+    finally:
+        interrupt_check.reset(token)
+    assert list(tmp_path.iterdir()) == []

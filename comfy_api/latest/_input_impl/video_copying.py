@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from comfy_api.latest._input_impl.video_encoding import metadata_texts, open_mp4
+from comfy_api.latest._input_impl.video_encoding import metadata_texts, open_mp4, partial_file
 from comfy_api.latest._util.video_types import VideoCodec, VideoContainer
+from comfy_execution.context import check_interrupt
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -30,11 +31,12 @@ def copy_streams(
 ) -> None:
     """Copies pictures and sound, and the stored texts with `metadata` added to them."""
     texts = {**dict(source.metadata), **metadata_texts(metadata)}
-    with open_mp4(path) as target:
+    with partial_file(path) as file, open_mp4(file) as target:
         target.metadata.update(texts)
         streams = [*source.streams.video[:1], *source.streams.audio]
         copies = {stream: target.add_stream_from_template(template=stream) for stream in streams}
         for packet in source.demux(streams):
+            check_interrupt()
             if packet.dts is not None:  # the empty packets at the end only flush decoders
                 packet.stream = copies[packet.stream]
                 target.mux(packet)

@@ -12,6 +12,8 @@ import av
 import numpy as np
 import torch
 
+from comfy_execution.context import check_interrupt
+
 if TYPE_CHECKING:
     from av.container import InputContainer
 
@@ -86,6 +88,7 @@ def decode_images(container: InputContainer, span: Span) -> torch.Tensor:
     _seek(container, stream, span.start)
     frames: list[np.ndarray[Any, Any]] = []
     for frame in container.decode(stream):
+        check_interrupt()
         time = frame.time or 0.0
         if span.end is not None and time >= span.end:
             break
@@ -133,6 +136,7 @@ def decode_audio(container: InputContainer, span: Span) -> AudioInput | None:
     chunks: list[np.ndarray[Any, Any]] = []
     first_time: float | None = None
     for decoded in container.decode(stream):
+        check_interrupt()
         time = decoded.time or 0.0
         if span.end is not None and time >= span.end:
             break

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fractions import Fraction
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import av
 import torch
 
 from comfy_api.latest._util.video_types import VideoCodec, VideoComponents, VideoContainer
+from comfy_execution.context import check_interrupt
 
 RATE_DENOMINATOR_LIMIT = 1001  # keeps television rates such as 24000/1001 exact
 
@@ -29,6 +33,23 @@ def metadata_texts(metadata: Mapping[str, Any] | None) -> dict[str, str]:
         str(key): value if isinstance(value, str) else json.dumps(value)
         for key, value in (metadata or {}).items()
     }
+
+
+@contextmanager
+def partial_file(path: str | BytesIO) -> Iterator[str | BytesIO]:
+    """Where to write a file so that it appears under its name only when it is complete.
+
+    A stream is written directly. Nothing is left of a file whose writing failed.
+    """
+    if isinstance(path, BytesIO):
+        yield path
+        return
+    part = f"{path}.part"
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        Path(part).unlink(missing_ok=True)
 
 
 def open_mp4(path: str | BytesIO) -> Any:
@@ -59,12 +80,13 @@ def encode_mp4(
     if components.images.shape[0] == 0:
         raise ValueError("cannot write a video of 0 pictures; expected images [T, H, W, C], T >= 1")
     texts = metadata_texts({**(components.metadata or {}), **(metadata or {})})
-    with open_mp4(path) as container:
+    with partial_file(path) as target, open_mp4(target) as container:
         container.metadata.update(texts)
         rate = Fraction(components.frame_rate).limit_denominator(RATE_DENOMINATOR_LIMIT)
         video = _add_video_stream(container, components.images, rate)
         audio = _add_audio_stream(container, components)
         for image in components.images:
+            check_interrupt()
             container.mux(video.encode(_picture(image)))
         container.mux(video.encode())
         if audio is not None:

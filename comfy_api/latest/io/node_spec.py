@@ -111,8 +111,9 @@ class SchemaSpec(NodeSpec):
         return Returned(values, result.ui_dict(), expand)
 
     def node_info(self) -> dict[str, Any]:
-        """The entry of the node listing."""
-        return self.schema.node_info(self.node_class.RELATIVE_PYTHON_MODULE or "nodes")
+        """The entry of the node listing, under the name that prompts use."""
+        info = self.schema.node_info(self.node_class.RELATIVE_PYTHON_MODULE or "nodes")
+        return {**info, "name": self.class_type}
 
 
 def schema_spec(class_type: str, node_class: type[ComfyNode]) -> SchemaSpec:

@@ -12,6 +12,7 @@ from comfy_api.latest.io.options import FolderType
 from comfy_api.latest.ui.images import NodeClass, folder_of
 from comfy_api.latest.ui.metadata import workflow_texts
 from comfy_api.latest.ui.results import SavedAudios, SavedResult
+from comfy_execution.context import check_interrupt
 
 if TYPE_CHECKING:
     from av import AudioFrame
@@ -131,6 +132,7 @@ class AudioSaveHelper:
         texts = workflow_texts(cls)
         results = []
         for index, waveform in enumerate(audio["waveform"]):
+            check_interrupt()
             file = f"{name.replace('%batch_num%', str(index))}_{counter + index:05}_.{format}"
             path = os.path.join(folder, file)
             write_audio(path, waveform, audio["sample_rate"], format, quality, texts)

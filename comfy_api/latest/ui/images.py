@@ -14,6 +14,7 @@ from comfy_api.latest.io.node import ComfyNode
 from comfy_api.latest.io.options import FolderType
 from comfy_api.latest.ui.metadata import workflow_texts
 from comfy_api.latest.ui.results import SavedImages, SavedResult
+from comfy_execution.context import check_interrupt
 
 if TYPE_CHECKING:
     from PIL.Image import Exif, Image
@@ -103,6 +104,7 @@ class ImageSaveHelper:
         texts = png_texts(cls)
         results = []
         for index, image in enumerate(images):
+            check_interrupt()
             file = f"{name.replace('%batch_num%', str(index))}_{counter + index:05}_.png"
             path = os.path.join(folder, file)
             tensor_to_pil(image).save(path, pnginfo=texts, compress_level=compress_level)
