@@ -15,6 +15,7 @@ from tools.demo_model.latent_space import (
     rotate_state_dict,
     rotation_to_sd1,
 )
+from tools.demo_model.realign import best_rotation
 from tools.demo_model.training import painted_batch
 from tools.demo_model.unet import UNet
 
@@ -85,3 +86,9 @@ def test_fitting_finds_a_linear_preview(rotation: torch.Tensor) -> None:
     torch.testing.assert_close(factors, SD1_RGB_FACTORS, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(bias, torch.full((3,), 0.1), atol=1e-5, rtol=1e-5)
     assert explained.min() > 0.999
+
+
+def test_realigning_finds_the_turn_between_two_sets_of_latents(rotation: torch.Tensor) -> None:
+    old = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(3))
+    new = torch.einsum("ij,bjhw->bihw", rotation, old)
+    torch.testing.assert_close(best_rotation(old, new), rotation, atol=1e-5, rtol=1e-5)

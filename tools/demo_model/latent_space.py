@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tools.demo_model.autoencoder import LATENT_CHANNELS, LATENT_SCALE, Autoencoder
+from tools.demo_model.checkpoint import AUTOENCODER, UNET
 
 # Public constants of the SD 1.x latent format: row = latent channel, column = red, green, blue.
 SD1_RGB_FACTORS = torch.tensor(
@@ -73,28 +74,40 @@ def rotate_autoencoder(
     quant.bias[LATENT_CHANNELS:] -= 2 * std.log()
 
 
+def _mixed_outputs(state_dict: dict[str, Tensor], name: str, rotation: Tensor) -> dict[str, Tensor]:
+    """Weight and bias of a convolution whose first four outputs are turned."""
+    mixed = {}
+    for part in ("weight", "bias"):
+        tensor = state_dict[f"{name}.{part}"]
+        head = torch.einsum("ij,j...->i...", rotation, tensor[:LATENT_CHANNELS].float())
+        mixed[f"{name}.{part}"] = torch.cat([head.to(tensor.dtype), tensor[LATENT_CHANNELS:]])
+    return mixed
+
+
+def _mixed_inputs(state_dict: dict[str, Tensor], name: str, rotation: Tensor) -> dict[str, Tensor]:
+    """Weight of a convolution that expects turned inputs: W Q^T."""
+    weight = state_dict[f"{name}.weight"]
+    mixed = torch.einsum("ojhw,ij->oihw", weight.float(), rotation)
+    return {f"{name}.weight": mixed.to(weight.dtype).contiguous()}
+
+
+def rotate_unet(state_dict: dict[str, Tensor], rotation: Tensor) -> dict[str, Tensor]:
+    """A copy of a single-file state dict whose UNet works on latents turned by `rotation`."""
+    return {
+        **state_dict,
+        **_mixed_inputs(state_dict, UNET + "input_blocks.0.0", rotation),
+        **_mixed_outputs(state_dict, UNET + "out.2", rotation),
+    }
+
+
 def rotate_state_dict(state_dict: dict[str, Tensor], rotation: Tensor) -> dict[str, Tensor]:
-    """A copy of a single-file state dict whose latent space is turned by `rotation`.
+    """A copy of a single-file state dict whose whole latent space is turned by `rotation`.
 
     The rows of `quant_conv` that give log-variances are left alone: the server uses the mean, and
     a rotated diagonal Gaussian has no diagonal form.
     """
-    turned = dict(state_dict)
-    q = rotation.float()
-
-    def mix_outputs(name: str) -> None:
-        for part in ("weight", "bias"):
-            tensor = turned[f"{name}.{part}"]
-            head = torch.einsum("ij,j...->i...", q, tensor[:LATENT_CHANNELS].float())
-            turned[f"{name}.{part}"] = torch.cat([head.to(tensor.dtype), tensor[LATENT_CHANNELS:]])
-
-    def mix_inputs(name: str) -> None:
-        weight = turned[f"{name}.weight"]
-        mixed = torch.einsum("ojhw,ij->oihw", weight.float(), q)  # W Q^T
-        turned[f"{name}.weight"] = mixed.to(weight.dtype)
-
-    mix_outputs("first_stage_model.quant_conv")
-    mix_inputs("first_stage_model.post_quant_conv")
-    mix_inputs("model.diffusion_model.input_blocks.0.0")
-    mix_outputs("model.diffusion_model.out.2")
-    return turned
+    return {
+        **rotate_unet(state_dict, rotation),
+        **_mixed_outputs(state_dict, AUTOENCODER + "quant_conv", rotation),
+        **_mixed_inputs(state_dict, AUTOENCODER + "post_quant_conv", rotation),
+    }
