@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -11,6 +12,8 @@ from comfy_execution.calls import NodeExitError
 from comfy_execution.inputs import InputLists
 
 LONGEST_TEXT = 2000
+
+_PACKAGE = os.path.dirname(__file__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def describe_failure(
     """
     if isinstance(error, NodeExitError) and error.__cause__ is not None:
         error = error.__cause__
-    frames = tuple(traceback.format_tb(error.__traceback__))
+    frames = _node_frames(error)
     message = _text_of(error)
     if isinstance(error, SystemExit):
         message = f"the node tried to end the server (SystemExit: {message})"
@@ -67,6 +70,17 @@ def describe_failure(
     )
     release_frames(error)
     return failure
+
+
+def _node_frames(error: BaseException) -> tuple[str, ...]:
+    """Formatted frames from the node's own code on; all if the error is this package's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((i for i, frame in enumerate(frames) if not _is_own(frame.filename)), 0)
+    return tuple(traceback.format_list(frames[first:]))
+
+
+def _is_own(filename: str) -> bool:
+    return os.path.dirname(filename) == _PACKAGE
 
 
 def release_frames(error: BaseException) -> None:

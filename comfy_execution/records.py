@@ -35,8 +35,15 @@ class RunRecord:
         if len(self._nodes) < MOST_NODES:
             self._nodes[node_id] = {"cached": True}
 
-    def finish(self, node_id: str, class_type: str, peak_memory_bytes: int | None) -> None:
-        """A node has run to its end."""
+    def finish(
+        self,
+        node_id: str,
+        class_type: str,
+        peak_memory_bytes: int | None,
+        *,
+        failed: bool = False,
+    ) -> None:
+        """A node has run to its end, or failed."""
         if len(self._nodes) >= MOST_NODES:
             return
         took = time.perf_counter() - self._started.get(node_id, time.perf_counter())
@@ -49,6 +56,8 @@ class RunRecord:
             entry["reason"] = explain(self._before.get(node_id), self._now[node_id])
         if peak_memory_bytes is not None:
             entry["peak_memory_bytes"] = peak_memory_bytes
+        if failed:
+            entry["failed"] = True
         self._nodes[node_id] = entry
 
     def nodes(self) -> dict[str, dict[str, Any]]:

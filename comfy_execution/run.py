@@ -159,6 +159,8 @@ class PromptRun:
             return await self._step(node_id)
         except BaseException as error:  # noqa: BLE001 - a node may raise anything, even SystemExit
             self.hooks.guard.leave()
+            class_type = self.prompt.get_node(node_id)["class_type"]
+            self.record.finish(node_id, class_type, self.hooks.peak_memory(), failed=True)
             if self.hooks.is_interruption(error):
                 return ExecutionResult.FAILURE, Failure(node_id, interrupted=True), error
             hint = self.hooks.failure_hint(error)

@@ -73,10 +73,15 @@ class _Validation:
     prompt: Prompt
     registry: Registry
     own_errors: dict[str, list[Error]] = field(default_factory=dict)
+    _sound_links: dict[str, list[str]] = field(default_factory=dict)
+    _received_types: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _checks: dict[str, _CustomCheck | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.specs = SpecTable(self.registry)
 
     async def run(self, targets: Sequence[str] | None) -> ValidationResult:
-        self.specs = SpecTable(self.registry)
-        self._checks: dict[str, _CustomCheck | None] = {}
+        """Checks everything; see validate_prompt."""
         malformed = self._find_malformed()
         if malformed is not None:
             return ValidationResult(False, malformed, [], {})
@@ -119,11 +124,18 @@ class _Validation:
         return None
 
     def _links(self, node_id: str) -> list[str]:
-        """Nodes of the prompt that a node is linked to."""
-        inputs = self.prompt[node_id].get("inputs")
-        if not isinstance(inputs, dict):
-            return []
-        return [v[0] for v in inputs.values() if is_link(v) and v[0] in self.prompt]
+        """Nodes that a node is soundly linked to; its unsound links become its errors."""
+        found = self._sound_links.get(node_id)
+        if found is None:
+            found = self._sound_links[node_id] = []
+            try:
+                self._check_links(node_id, found)
+            except Exception as error:  # noqa: BLE001 - foreign code: the class failed to answer
+                self._blame(node_id, errors.exception_raised(error))
+        return found
+
+    def _blame(self, node_id: str, error: Error) -> None:
+        self.own_errors.setdefault(node_id, []).append(error)
 
     def _order(self, outputs: Sequence[str]) -> tuple[list[str], list[list[str]]]:
         """Nodes the outputs need, sources first; and the cycles among them."""
@@ -190,61 +202,42 @@ class _Validation:
 
     # --- one node -----------------------------------------------------------------------------
 
-    async def _check_node(self, node_id: str) -> None:
-        found = self.own_errors.get(node_id, [])
-        try:
-            found += await self._find_errors(node_id)
-        except Exception as error:  # noqa: BLE001 - foreign code: the class failed to answer
-            found.append(errors.exception_raised(error))
-        if found:
-            self.own_errors[node_id] = found
-
-    async def _find_errors(self, node_id: str) -> list[Error]:
+    def _check_links(self, node_id: str, sources: list[str]) -> None:
+        """Checks the links of a node and collects the nodes behind sound ones."""
         node = self.prompt[node_id]
         spec = self.specs[node["class_type"]]
         inputs = node.get("inputs")
         if not isinstance(inputs, dict):
-            return [errors.inputs_missing(node_id, type(inputs).__name__ if inputs else "nothing")]
-        custom = self._custom_check(spec)
-        found: list[Error] = []
-        received_types: dict[str, Any] = {}
+            return
+        types = self._received_types.setdefault(node_id, {})
         declared = spec.expand(inputs)
-        for name, info in declared.items():
-            if name not in inputs:
-                if info.section == "required":
-                    found.append(errors.required_input_missing(name, spec.shown_name(name)))
-                continue
-            value = inputs[name]
-            if isinstance(value, list):
-                found += self._check_link(name, info, value, received_types, custom)
-            elif not info.options.get("rawLink"):
-                checked, error = check_literal(
-                    name, info, value, custom is None or custom.leaves(spec.argument_name(name))
-                )
-                inputs[name] = checked
-                if error is not None:
-                    found.append(error)
         for name, value in inputs.items():
-            if name not in declared and is_link(value):
+            if not isinstance(value, list):
+                continue
+            info = declared.get(name)
+            if info is None:
+                if not is_link(value):
+                    continue  # an unknown constant is ignored
                 info = spec.find(name, inputs)
-                found += self._check_link(name, info, value, received_types, custom)
-        if custom is not None:
-            found += await self._ask_class(node_id, spec, inputs, custom, received_types)
-        return found
+            error = self._link_error(name, info, value, types, self._custom_check(spec))
+            if error is None:
+                sources.append(value[0])
+            else:
+                self._blame(node_id, error)
 
-    def _check_link(
+    def _link_error(
         self,
         name: str,
         info: InputInfo,
         link: list[Any],
         received_types: dict[str, Any],
         custom: _CustomCheck | None,
-    ) -> list[Error]:
+    ) -> Error | None:
         if not is_link(link):
-            return [errors.bad_link(name, info, link)]
+            return errors.bad_link(name, info, link)
         source = self.prompt.get(link[0])
         if source is None:
-            return [errors.missing_source(name, info, link)]
+            return errors.missing_source(name, info, link)
         spec = self.specs[source["class_type"]]
         slot = link[1]
         try:
@@ -252,11 +245,40 @@ class _Validation:
                 raise IndexError
             received = received_types[name] = spec.slot_type(int(slot))
         except (IndexError, KeyError):
-            return [errors.bad_slot(name, info, link, spec.class_type, spec.slot_count())]
+            return errors.bad_slot(name, info, link, spec.class_type, spec.slot_count())
         takes_over = custom is not None and custom.takes_types
         if info.section is None or takes_over or accepts(received, info.type):
-            return []
-        return [errors.type_mismatch(name, info, received, link)]
+            return None
+        return errors.type_mismatch(name, info, received, link)
+
+    async def _check_node(self, node_id: str) -> None:
+        try:
+            for error in await self._value_errors(node_id):
+                self._blame(node_id, error)
+        except Exception as error:  # noqa: BLE001 - foreign code: the class failed to answer
+            self._blame(node_id, errors.exception_raised(error))
+
+    async def _value_errors(self, node_id: str) -> list[Error]:
+        node = self.prompt[node_id]
+        spec = self.specs[node["class_type"]]
+        inputs = node.get("inputs")
+        if not isinstance(inputs, dict):
+            return [errors.inputs_missing(node_id, type(inputs).__name__ if inputs else "nothing")]
+        custom = self._custom_check(spec)
+        found: list[Error] = []
+        for name, info in spec.expand(inputs).items():
+            if name not in inputs:
+                if info.section == "required":
+                    found.append(errors.required_input_missing(name, spec.shown_name(name)))
+            elif not isinstance(inputs[name], list) and not info.options.get("rawLink"):
+                check_values = custom is None or not custom.takes(name)
+                inputs[name], error = check_literal(name, info, inputs[name], check_values)
+                if error is not None:
+                    found.append(error)
+        if custom is not None:
+            types = self._received_types.get(node_id, {})
+            found += await self._ask_class(node_id, spec, inputs, custom, types)
+        return found
 
     # --- the node class's own check -----------------------------------------------------------
 
@@ -323,10 +345,6 @@ class _CustomCheck:
 
     def takes(self, name: str) -> bool:
         return self.takes_all or name in self.names
-
-    def leaves(self, name: str) -> bool:
-        """Whether range and options of an input are checked here."""
-        return not self.takes(name)
 
 
 def _refusals(arguments: Iterable[str], answers: Sequence[Any]) -> Iterable[Error]:
