@@ -271,7 +271,7 @@ class _Validation:
                 if info.section == "required":
                     found.append(errors.required_input_missing(name, spec.shown_name(name)))
             elif not isinstance(inputs[name], list) and not info.options.get("rawLink"):
-                check_values = custom is None or not custom.takes(name)
+                check_values = custom is None or not custom.takes(spec.argument_name(name))
                 inputs[name], error = check_literal(name, info, inputs[name], check_values)
                 if error is not None:
                     found.append(error)

@@ -146,6 +146,13 @@ WRONG: list[tuple[io.Schema, str]] = [
         io.Schema("N", inputs=[io.DynamicCombo.Input("c", [])]),
         "dynamic combo 'c' has the keys",
     ),
+    (
+        io.Schema(
+            "N",
+            inputs=[io.DynamicCombo.Input("c", [io.DynamicCombo.Option("k", [io.Int.Input("c")])])],
+        ),
+        "option 'k' of dynamic combo 'c': two inputs have the id 'c'",
+    ),
     (io.Schema("N", inputs=[io.MultiType.Input("m", [])]), "'m' accepts no type"),
     (io.Schema("N", price_badge=io.PriceBadge("", engine="jsonata")), "empty expression"),
     (io.Schema("N", price_badge=io.PriceBadge("1", engine="js")), "engine 'js'"),

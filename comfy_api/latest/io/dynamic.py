@@ -322,8 +322,9 @@ class DynamicCombo(ComfyTypeI):
                     f"dynamic combo '{self.id}' has the keys {keys}; "
                     f"expected one or more, no two alike"
                 )
-            for option in self.options:
-                check_ids(option.inputs, f"option '{option.key}' of dynamic combo '{self.id}'")
+            for option in self.options:  # the key arrives beside the inputs, under the combo's id
+                where = f"option '{option.key}' of dynamic combo '{self.id}'"
+                check_ids([base.Input(self.id), *option.inputs], where)
 
 
 @comfytype("COMFY_DYNAMICSLOT_V3")
