@@ -219,7 +219,13 @@ class LatentComposite:
     CATEGORY = "latent"
 
     def composite(
-        self, samples_to: Latent, samples_from: Latent, x: int, y: int, feather: int
+        self,
+        samples_to: Latent,
+        samples_from: Latent,
+        x: int,
+        y: int,
+        composite_method: str = "normal",  # noqa: ARG002 - public signature
+        feather: int = 0,
     ) -> tuple[Latent]:
         """`samples_from` at (x, y); edges that lie inside the picture fade over `feather`
         pixels.
