@@ -23,7 +23,8 @@ class LoadedModel:
         currently_used: Needed by the run that is in progress.
         used_at: Tick of the planner's clock at the last use.
         gap: Ticks between the last two uses; None before the second.
-        regrets: How often the module was evicted and then wanted again.
+        evicted: Memory was taken from the module since its last use.
+        regrets: How often it was wanted again after that.
         last_used_s: Monotonic time of the last use, in seconds.
     """
 
@@ -35,6 +36,7 @@ class LoadedModel:
         self.currently_used = True
         self.used_at = 0
         self.gap: int | None = None
+        self.evicted = False
         self.regrets = 0
         self.last_used_s = time.monotonic()
 
@@ -58,6 +60,8 @@ class LoadedModel:
         if self.used_at:
             self.gap = tick - self.used_at
         self.used_at = tick
+        self.regrets += self.evicted
+        self.evicted = False
         self.last_used_s = time.monotonic()
         self.currently_used = True
 

@@ -96,6 +96,7 @@ def free_memory(
         missing = memory_required - memory.get_free_memory(device)
         if smart and missing <= 0:
             break
+        entry.evicted = True
         in_part = smart and missing < memory_required and memory_required < EVERYTHING
         if entry.model_unload(int(missing) if in_part else None):
             current_loaded_models.remove(entry)
@@ -221,7 +222,6 @@ def _entry_for(model: Any) -> LoadedModel:
         current_loaded_models.remove(entry)
     elif model.model in _known:
         entry = _known[model.model]
-        entry.regrets += 1
     else:
         entry = _known[model.model] = LoadedModel(model)
     entry.show(model)
