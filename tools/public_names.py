@@ -2,7 +2,9 @@
 
 The record, tests/public_names/names.json, was made from 129 public packs: module -> name -> number
 of packs that use it, what breaks without it (`load`: the pack does not load; `listing`: its nodes
-are not listed; `run`: a node fails), and for functions the parameter names that must be accepted.
+are not listed; `run`: a node fails), and for functions the parameter names that must be accepted
+and the ways packs call them: `2p+crop=` is two positional arguments and the keyword `crop`. Names
+with a dot are members of classes; the object itself is not counted among the arguments.
 
     python -m tools.public_names             # coverage by module
     python -m tools.public_names --missing   # every gap as well
@@ -16,8 +18,9 @@ import asyncio
 import importlib
 import inspect
 import json
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,35 +77,63 @@ def gaps_of(module: str, names: Mapping[str, Mapping[str, Any]]) -> list[Gap]:
         ]
     gaps = []
     for name, facts in names.items():
-        reason = problem(found, name, facts.get("parameters", ()))
+        reason = problem(found, name, facts)
         if reason:
             gaps.append(Gap(module, name, facts["need"], facts["packs"], reason))
     return gaps
 
 
-def problem(module: Any, name: str, parameters: Iterable[str]) -> str:
+def problem(module: Any, name: str, facts: Mapping[str, Any]) -> str:
     """Why a dotted name of a module does not serve; empty if it does."""
-    found = module
+    owner = found = module
     for part in name.split("."):
         if not hasattr(found, part):
             return f"no {part}"
-        found = getattr(found, part)
-    lacking = lacking_parameters(found, parameters) if callable(found) else []
-    return f"lacks the parameters {', '.join(lacking)}" if lacking else ""
-
-
-def lacking_parameters(function: Callable[..., Any], parameters: Iterable[str]) -> list[str]:
-    """The named parameters that a function does not accept."""
+        owner, found = found, getattr(found, part)
+    if not callable(found):
+        return ""
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(found)
     except (TypeError, ValueError):  # built-in functions and enumerations tell nothing
-        return []
+        return ""
+    lacking = lacking_parameters(signature, facts.get("parameters", ()))
+    if lacking:
+        return f"lacks the parameters {', '.join(lacking)}"
+    own = int(_takes_self(owner, name.rsplit(".", 1)[-1]))
+    refused = [form for form in facts.get("calls", ()) if not accepts_call(signature, form, own)]
+    return f"cannot be called as {' or '.join(refused)}" if refused else ""
+
+
+def lacking_parameters(signature: inspect.Signature, parameters: Iterable[str]) -> list[str]:
+    """The named parameters that a function does not accept."""
     kinds = [parameter.kind for parameter in signature.parameters.values()]
     if inspect.Parameter.VAR_KEYWORD in kinds:
         return []
     return [
         name for name in parameters if not name.startswith("*") and name not in signature.parameters
     ]
+
+
+def accepts_call(signature: inspect.Signature, form: str, own: int) -> bool:
+    """Whether a function can be called in a form such as `2p+crop=`.
+
+    Args:
+        own: Positional arguments on top of those of the form, for the object of a method.
+    """
+    positional = re.match(r"(\d+)p", form)
+    count = own + (int(positional.group(1)) if positional else 0)
+    try:
+        signature.bind(*[None] * count, **dict.fromkeys(re.findall(r"(\w+)=", form)))
+    except TypeError:
+        return False
+    return True
+
+
+def _takes_self(owner: Any, name: str) -> bool:
+    """Whether a function found on a class expects the object as its first argument."""
+    if not inspect.isclass(owner) or isinstance(inspect.getattr_static(owner, name), staticmethod):
+        return False
+    return inspect.isfunction(getattr(owner, name))
 
 
 def make_server() -> None:
