@@ -25,6 +25,7 @@ from comfy.vae.vae import VAE
 from comfy.weights import state_dict
 from comfy.weights.errors import WeightFileError
 from comfy.weights.fill import in_words
+from comfy.weights.layout import arrange_convolutions
 from comfy.weights.lora import (
     convert_lora,
     load_lora,
@@ -235,6 +236,7 @@ def _patcher(
     family.optimizations["fp8"] = bool(options.get("fp8_optimizations", False))
     model = family.get_model(sd, prefix, device="meta")
     model.load_model_weights(sd, prefix)
+    arrange_convolutions(model.diffusion_model, load_device)
     model.device = offload_device
     logger.info("%s: weights in %s", family.title(), str(dtype).removeprefix("torch."))
     return ModelPatcher(model, load_device=load_device, offload_device=offload_device)

@@ -16,6 +16,7 @@ from comfy.vae import tiled
 from comfy.vae.kinds import custom_spec, detect_autoencoder
 from comfy.vae.spec import AutoencoderSpec
 from comfy.weights.fill import IncompleteWeightsError, fill, in_words
+from comfy.weights.layout import arrange_convolutions
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class VAE:
         model = spec.build(dtype=self.vae_dtype, device="meta" if weights else None)
         if weights:
             fill(model, weights, f"autoencoder ({spec.name})", spec.default_weights)
+        arrange_convolutions(model, self.device)
         self.first_stage_model: nn.Module = model.eval()
         self.patcher = ModelPatcher(model, self.device, placement.vae_offload_device())
         self.size: int | None = None

@@ -1,0 +1,19 @@
+"""Convolution weights change their layout, not their values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from comfy.weights.layout import arrange_convolutions
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_weights_become_channels_last_and_stay_equal(device: str) -> None:
+    network = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 1), nn.Linear(4, 4))
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    arrange_convolutions(network, device)
+    assert network[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert network.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
