@@ -165,6 +165,12 @@ class Fresh(Counted):
         return float("nan")
 
 
+class FreshStatic(Fresh):
+    @staticmethod
+    def fingerprint_inputs(n: int) -> float:  # type: ignore[override]
+        return float("nan")
+
+
 class Waiting(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -260,8 +266,8 @@ class Borrowing(Counted):
 NODES: dict[str, Any] = {
     made.__name__: made
     for made in (
-        Show, Hiding, Dynamic, Lazy, LazyByDefault, Counted, Fresh, Waiting, Expanding, Blocking,
-        Lists, Everything, Stateful, Borrowing,
+        Show, Hiding, Dynamic, Lazy, LazyByDefault, Counted, Fresh, FreshStatic, Waiting,
+        Expanding, Blocking, Lists, Everything, Stateful, Borrowing,
     )
 }  # fmt: skip
 
@@ -316,8 +322,9 @@ def test_lazy_inputs_are_evaluated_where_the_node_does_not_choose() -> None:
     assert ran.texts("4") == ["[1, {'v0': 2}]"]
 
 
-def test_a_node_runs_again_when_its_fingerprint_says_so() -> None:
-    prompt = {"1": node("Counted", n=1), "2": node("Fresh", n=2), "3": show(["1", 0]),
+@pytest.mark.parametrize("kind", ["Fresh", "FreshStatic"])
+def test_a_node_runs_again_when_its_fingerprint_says_so(kind: str) -> None:
+    prompt = {"1": node("Counted", n=1), "2": node(kind, n=2), "3": show(["1", 0]),
               "4": show(["2", 0])}  # fmt: skip
     first = Ran(prompt)
     Ran(prompt, first.executor)

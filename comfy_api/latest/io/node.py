@@ -242,7 +242,7 @@ class ComfyNode:
     @classmethod
     def OVERRIDES(cls, name: str) -> bool:
         """Whether the author of the class wrote this method."""
-        return getattr(cls, name).__func__ is not getattr(ComfyNode, name).__func__
+        return inspect.getattr_static(cls, name) is not ComfyNode.__dict__[name]
 
     @classmethod
     def NORMALIZE_OUTPUT(cls, returned: Any) -> NodeOutput:
