@@ -109,25 +109,39 @@ class PromptExecutor:
     ) -> None:
         """As ``execute``, on the running event loop."""
         extra = dict(extra_data or {})
-        self._client_id = extra.get("client_id")
-        self.status_messages = []
-        self.history_result = {"outputs": {}, "meta": {}}
-        self.success = True
+        self._begin(extra)
         interrupt_check.set(self._raise_if_interrupted)
         self._send(events.ExecutionStart(prompt_id, events.now_ms(), self._client_id))
         run: PromptRun | None = None
         try:
             run = await self._prepare(prompt, prompt_id, extra, execute_outputs)
             await self._run(run, execute_outputs)
-        except BaseException as error:  # whatever it is, the worker must live
-            logger.exception("prompt %s failed outside of its nodes", prompt_id)
-            failure = describe_failure("", error, {}, None)
-            self.handle_execution_error(prompt_id, prompt, (), (), failure, error)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the worker must live
+            self._fail(prompt_id, error)
         finally:
             if run is not None:
                 await self._wind_up(run)
 
+    def abandon(
+        self, prompt_id: str, extra_data: Mapping[str, Any], error: BaseException
+    ) -> None:
+        """Ends a prompt that could not be started, or whose execution itself broke down."""
+        self._begin(extra_data)
+        self._fail(prompt_id, error)
+
     # --- the course of a prompt ---------------------------------------------------------------
+
+    def _begin(self, extra_data: Mapping[str, Any]) -> None:
+        self._client_id = extra_data.get("client_id")
+        self.status_messages = []
+        self.history_result = {"outputs": {}, "meta": {}}
+        self.success = True
+
+    def _fail(self, prompt_id: str, error: BaseException) -> None:
+        """Reports a failure that belongs to no node."""
+        logger.error("prompt %s failed outside of its nodes", prompt_id, exc_info=error)
+        failure = describe_failure("", error, {})
+        self.handle_execution_error(prompt_id, {}, (), (), failure, error)
 
     async def _prepare(
         self,
@@ -202,7 +216,7 @@ class PromptExecutor:
             try:
                 pending.add_node(output)
             except Exception as broken:  # noqa: BLE001 - a link leads nowhere, a class is gone
-                return describe_failure(output, broken, {}, None), broken
+                return describe_failure(output, broken, {}), broken
         while len(pending):
             node_id = pending.stage()
             if node_id is None:
@@ -234,7 +248,7 @@ class PromptExecutor:
             cycle = run.pending.find_cycle()
             error = DependencyCycleError(cycle)
             blamed = next((n for n in cycle if run.prompt.get_parent_node_id(n)), cycle[0])
-            return describe_failure(blamed, error, {}, None), error
+            return describe_failure(blamed, error, {}), error
         if self.interrupt.is_set():
             self.interrupt.clear()
             return Failure(next(iter(run.started)), interrupted=True), None

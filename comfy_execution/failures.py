@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -44,14 +45,17 @@ def full_type_name(klass: type) -> str:
 
 
 def describe_failure(
-    node_id: str, error: BaseException, inputs: InputLists, hint: str | None
+    node_id: str,
+    error: BaseException,
+    inputs: InputLists,
+    hint_for: Callable[[BaseException], str | None] = lambda _: None,
 ) -> Failure:
     """Describes an exception and lets go of what its frames hold.
 
     Args:
         error: What the node raised. Its frames are cleared, so that they keep no tensors alive.
         inputs: What the node was called with.
-        hint: Advice that is added to the message.
+        hint_for: Gives advice for the message, and may free memory: the frames are gone by then.
     """
     if isinstance(error, NodeExitError) and error.__cause__ is not None:
         error = error.__cause__
@@ -59,17 +63,16 @@ def describe_failure(
     message = _text_of(error)
     if isinstance(error, SystemExit):
         message = f"the node tried to end the server (SystemExit: {message})"
-    failure = Failure(
+    release_frames(error)
+    return Failure(
         node_id,
         exception_type=full_type_name(type(error)),
-        message=f"{message}\n{hint or ''}",
+        message=f"{message}\n{hint_for(error) or ''}",
         traceback=frames,
         current_inputs={
             name: [printable(value) for value in values] for name, values in inputs.items()
         },
     )
-    release_frames(error)
-    return failure
 
 
 def _node_frames(error: BaseException) -> tuple[str, ...]:

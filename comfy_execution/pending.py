@@ -52,6 +52,18 @@ class PendingPrompts:
         """Puts a prompt at its place."""
         bisect.insort(self._entries, Pending((float(item[0]), arrival), item, prompt_text))
 
+    def add_in_order(self, prompts: Sequence[tuple[QueueItem, str]]) -> None:
+        """Puts (item, prompt text) pairs in, in this very order whatever their numbers are."""
+        numbers = [float(item[0]) for item, _ in prompts]
+        for place in range(len(numbers) - 2, -1, -1):
+            numbers[place] = min(numbers[place], numbers[place + 1])
+        for number, (item, text) in zip(numbers, prompts):
+            bisect.insort(self._entries, Pending((number, self.next_arrival()), item, text))
+
+    def highest_number(self) -> float:
+        """The largest number among the waiting prompts; -1 if none waits."""
+        return max((entry.item[0] for entry in self._entries), default=-1)
+
     def take_first(self) -> Pending:
         """Takes out the prompt that runs next; there must be one."""
         return self._entries.pop(0)

@@ -7,6 +7,7 @@ numbers by arrival. With a journal, an accepted prompt is on disk before ``submi
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -123,15 +124,21 @@ class PromptQueue:
         if submission.kind is not SubmissionKind.ACCEPTED:
             raise PromptIdConflictError(submission.prompt_id)
 
-    def restore(self, entries: Iterable[tuple[QueueItem, str]], *, paused: bool = False) -> None:
-        """Takes over prompts that the journal kept, in order, without writing them again."""
+    def restore(
+        self, entries: Sequence[tuple[QueueItem, str]], *, paused: bool = False
+    ) -> None:
+        """Takes over (item, fingerprint) pairs that the journal kept, in this order."""
         with self.mutex:
-            for item, fingerprint in entries:
-                self._fingerprints[item[1]] = fingerprint
-                self._pending.add(item, dump_json(item[2]), self._pending.next_arrival())
+            self._fingerprints.update((item[1], fingerprint) for item, fingerprint in entries)
+            self._pending.add_in_order([(item, dump_json(item[2])) for item, _ in entries])
             self._paused = paused
-            self._changed()
+            self._order_changed()
             self.not_empty.notify_all()
+
+    def next_number(self) -> int:
+        """A number that puts a prompt behind all that wait; where counting goes on at start."""
+        with self.mutex:
+            return math.floor(self._pending.highest_number()) + 1
 
     def record_lost(self, item: QueueItem, fingerprint: str, status: items.ExecutionStatus) -> None:
         """Puts a prompt that a previous process did not finish into the history."""
@@ -215,8 +222,6 @@ class PromptQueue:
         """Running and pending items, pending in the order they will run. Treat as read-only."""
         with self.mutex:
             return list(self.currently_running.values()), [entry.item for entry in self._pending]
-
-    get_current_queue_volatile = get_current_queue
 
     def get_tasks_remaining(self) -> int:
         """Number of prompts that wait or run."""

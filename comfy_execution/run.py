@@ -48,8 +48,8 @@ class RunHooks:
 
     Attributes:
         interruptions: Exception types that mean "somebody stopped this".
-        failure_hint: Called with what a node raised, while its frames are alive; returns advice
-            for the error message, and may free memory.
+        failure_hint: Called with what a node raised, once its frames are gone; returns advice for
+            the error message, and may free memory.
         ui_is_valid: Whether what a cached output node shows is still there.
         guard: Marks the time in which node code may be broken out of.
         peak_memory: Highest memory use in bytes since the last question, or None.
@@ -163,8 +163,7 @@ class PromptRun:
             self.record.finish(node_id, class_type, self.hooks.peak_memory(), failed=True)
             if self.hooks.is_interruption(error):
                 return ExecutionResult.FAILURE, Failure(node_id, interrupted=True), error
-            hint = self.hooks.failure_hint(error)
-            failure = describe_failure(node_id, error, self._inputs, hint)
+            failure = describe_failure(node_id, error, self._inputs, self.hooks.failure_hint)
             return ExecutionResult.FAILURE, failure, error
         finally:
             set_executing_context(None)

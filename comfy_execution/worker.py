@@ -81,9 +81,8 @@ class Worker:
         try:
             self.hooks.before_prompt(item[3])
             executor.execute(prompt, prompt_id, {**item[3], **secrets}, item[4])
-        except BaseException:  # the executor reports what nodes do; this is a fault of its own
-            logger.exception("the executor failed in prompt %s", prompt_id)
-            executor.success = False
+        except BaseException as error:  # noqa: BLE001 - not a node's: the loop must go on
+            executor.abandon(prompt_id, item[3], error)
         self.queue.task_done(key, executor.history_result, executor.status, public_item)
         client_id = item[3].get("client_id")
         if client_id is not None:

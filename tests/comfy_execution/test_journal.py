@@ -1,0 +1,260 @@
+"""The durable queue: what is on disk, and what a new process makes of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comfy_execution import jobs
+from comfy_execution.items import ExecutionStatus, SubmissionKind
+from comfy_execution.journal import Journal, JournalInUseError
+from comfy_execution.queue import PromptQueue
+from comfy_execution.recovery import StartMode, recover
+from tests.comfy_execution.support import make
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SUCCESS = ExecutionStatus("success", True, [])
+
+
+def item(prompt_id: str, number: float = 0) -> tuple[Any, ...]:
+    extra = {"client_id": "me", "create_time": 5}
+    secrets = {"api_key_comfy_org": "k"}
+    return (number, prompt_id, {"1": make("Show", value=1)}, extra, ["1"], secrets)
+
+
+class Process:
+    """Queue and journal as one server process has them; ``die`` is what kill -9 leaves."""
+
+    def __init__(self, path: Path, mode: StartMode = StartMode.RESUME, **how: bool) -> None:
+        self.journal = Journal(path)
+        self.queue = PromptQueue(journal=self.journal)
+        recover(self.queue, self.journal, mode, **how)
+
+    def waiting(self) -> list[str]:
+        return [entry[1] for entry in self.queue.queue]
+
+    def start(self) -> int:
+        found = self.queue.get(timeout=0)
+        assert found is not None
+        return found[1]
+
+    def die(self) -> None:
+        self.journal.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "queue.sqlite"
+
+
+def test_pending_prompts_come_back_in_order_with_their_client(path: Path) -> None:
+    first = Process(path)
+    for name, number in (("c", 2), ("a", 0), ("b", 0)):
+        first.queue.put(item(name, number))
+    first.die()
+    second = Process(path)
+    assert second.waiting() == ["a", "b", "c"]
+    assert second.queue.queue[0][3]["client_id"] == "me"
+    assert second.queue.submit(item("a")).kind is SubmissionKind.DUPLICATE
+
+
+def test_the_running_prompt_is_tried_again_once(path: Path) -> None:
+    first = Process(path)
+    first.queue.put(item("runs", 5))
+    first.start()
+    first.queue.put(item("waits", 1))
+    first.die()
+    second = Process(path)
+    assert second.waiting() == ["runs", "waits"]
+    second.start()
+    second.die()
+    third = Process(path)
+    assert third.waiting() == ["waits"]
+    entry = third.queue.get_history("runs")["runs"]
+    assert entry["status"]["messages"][-1][1]["exception_type"] == "ServerCrashed"
+    assert jobs.job_from_history("runs", entry)["status"] == "failed"
+    third.die()
+    fourth = Process(path)
+    assert list(fourth.queue.history) == ["runs"]
+
+
+def test_prompts_of_later_processes_stay_behind_those_of_earlier_ones(path: Path) -> None:
+    first = Process(path)
+    for name in ("a", "b", "c"):
+        first.queue.put(item(name))
+    first.queue.task_done(first.start(), {"outputs": {}, "meta": {}}, SUCCESS)
+    first.die()
+    second = Process(path)
+    second.queue.put(item("d"))
+    assert second.queue.next_number() == 1
+    second.die()
+    assert Process(path).waiting() == ["b", "c", "d"]
+
+
+def test_after_a_native_crash_the_running_prompt_is_not_tried_again(path: Path) -> None:
+    first = Process(path)
+    first.queue.put(item("crashes"))
+    first.queue.put(item("waits"))
+    first.start()
+    first.die()
+    second = Process(path, retry_running=False)
+    assert second.waiting() == ["waits"]
+    assert list(second.queue.history) == ["crashes"]
+
+
+def test_start_modes(path: Path) -> None:
+    first = Process(path)
+    first.queue.put(item("a"))
+    first.die()
+    paused = Process(path, StartMode.PAUSE)
+    assert paused.waiting() == ["a"]
+    assert paused.queue.paused
+    paused.die()
+    cleared = Process(path, StartMode.CLEAR)
+    assert cleared.waiting() == []
+    cleared.die()
+    assert Process(path).waiting() == []
+
+
+def test_order_deletion_and_history_survive(path: Path) -> None:
+    first = Process(path)
+    for name in "abcd":
+        first.queue.put(item(name))
+    first.queue.reorder(["d", "c"])
+    first.queue.delete_queue_item(lambda entry: entry[1] == "c")
+    key = first.start()
+    first.queue.task_done(key, {"outputs": {"1": {"text": ["t"]}}, "meta": {}}, SUCCESS)
+    first.die()
+    second = Process(path)
+    assert second.waiting() == ["a", "b"]
+    assert second.queue.get_history("d")["d"]["outputs"] == {"1": {"text": ["t"]}}
+    assert second.queue.history.jobs()[0]["status"] == "completed"
+    second.queue.delete_history_item("d")
+    second.die()
+    assert list(Process(path).queue.history) == []
+
+
+def test_secrets_are_not_written(path: Path) -> None:
+    first = Process(path)
+    first.queue.put((*item("a")[:5], {"api_key_comfy_org": "very-s3cret"}))
+    first.die()
+    assert b"very-s3cret" not in b"".join(
+        file.read_bytes() for file in path.parent.iterdir() if file.is_file()
+    )
+
+
+def test_a_journal_belongs_to_one_process_at_a_time(path: Path) -> None:
+    first = Process(path)
+    with pytest.raises(JournalInUseError, match="in use by another"):
+        Journal(path)
+    first.die()
+    Journal(path).close()
+
+
+def test_a_file_that_is_no_journal_is_refused(path: Path) -> None:
+    path.write_bytes(b"<html>" * 1000)
+    with pytest.raises(sqlite3.DatabaseError):
+        Journal(path)
+
+
+def test_the_history_in_the_journal_is_bounded(path: Path) -> None:
+    first = Process(path)
+    first.queue.history.limit = 2
+    for name in "abc":
+        first.queue.put(item(name))
+        first.queue.task_done(first.start(), {"outputs": {}, "meta": {}}, SUCCESS)
+    assert list(first.queue.history) == ["b", "c"]
+    first.die()
+    assert list(Process(path).queue.history) == ["b", "c"]
+
+
+CHILD = textwrap.dedent(
+    """
+    import itertools, pathlib, sys
+    from comfy_execution.items import ExecutionStatus
+    from comfy_execution.journal import Journal
+    from comfy_execution.queue import PromptQueue
+    from comfy_execution.recovery import recover
+
+    journal = Journal(pathlib.Path(sys.argv[1]))
+    queue = PromptQueue(journal=journal)
+    recover(queue, journal)
+    prompt = {"1": {"class_type": "Show", "inputs": {"value": 1}}}
+    print("ready", flush=True)
+    for index in itertools.count(int(sys.argv[2])):
+        name = f"p{index:06}"
+        queue.put((index, name, prompt, {"client_id": "me"}, ["1"]))
+        print("accepted", name, flush=True)
+        if index % 3 == 0:
+            item, key = queue.get(timeout=0)
+            queue.task_done(key, {"outputs": {}, "meta": {}}, ExecutionStatus("success", True, []))
+            print("finished", item[1], flush=True)
+    """
+)
+
+
+@pytest.fixture
+def child(path: Path) -> Iterator[Any]:
+    running: list[subprocess.Popen[str]] = []
+
+    def start(first_index: int) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(path), str(first_index)],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="kill -9 is a POSIX matter")
+def test_kill_9_at_any_moment_loses_no_accepted_prompt(path: Path, child: Any) -> None:
+    accepted: list[str] = []
+    finished: set[str] = set()
+    chance = random.Random(7)
+    for generation in range(3):
+        process = child(generation * 1000)
+        assert process.stdout is not None
+        stop_after = chance.randint(5, 60)
+        for count, line in enumerate(process.stdout):
+            if count >= stop_after:
+                os.kill(process.pid, signal.SIGKILL)
+                break
+            note_line(line, accepted, finished)
+        for line in process.stdout:  # what it had said before it died
+            note_line(line, accepted, finished)
+        process.wait()
+    last = Process(path)
+    known = [*last.queue.history, *last.waiting()]
+    assert set(accepted) <= set(known)
+    assert len(known) == len(set(known))
+    assert finished <= set(last.queue.history)
+    waiting = [name for name in last.waiting() if name in accepted]
+    assert waiting == [name for name in accepted if name in set(last.waiting())]
+    last.die()
+
+
+def note_line(line: str, accepted: list[str], finished: set[str]) -> None:
+    word, _, name = line.strip().partition(" ")
+    if word == "accepted":
+        accepted.append(name)
+    elif word == "finished":
+        finished.add(name)
