@@ -42,7 +42,10 @@ def test_parts_that_are_not_wanted_are_not_made(checkpoint_file: Path) -> None:
 def test_weights_of_the_right_type_stay_in_the_file(checkpoint_file: Path) -> None:
     model = loading.load_checkpoint_guess_config(str(checkpoint_file)).model
     parameters = list(model.model.diffusion_model.parameters())
-    assert all(is_file_backed(parameter) for parameter in parameters)
+    # A CPU reads the kernels of convolutions faster in another order; those are copied.
+    plain = [p for p in parameters if p.ndim != 4 or p.shape[2:].numel() == 1]
+    assert len(plain) > len(parameters) / 2
+    assert all(is_file_backed(parameter) for parameter in plain)
 
 
 def test_half_precision_weights_are_converted_once(tmp_path: Path) -> None:
