@@ -20,6 +20,7 @@ from torch import nn
 from comfy.devices import casting, memory
 from comfy.ops.cast import is_castable
 from comfy.patching.attributes import get_key_weight
+from comfy.patching.hook_patches import HookPatching
 from comfy.patching.injections import Injections
 from comfy.patching.lowvram import LowVramPatch
 from comfy.patching.residence import own_tensors
@@ -47,7 +48,7 @@ class LoadEntry(NamedTuple):
     params: list[str]
 
 
-class WeightLoading(WeightPatching, Injections):
+class WeightLoading(WeightPatching, Injections, HookPatching):
     """The physical half of a patcher; `ModelPatcher` adds the logical half."""
 
     load_device: torch.device
@@ -163,6 +164,7 @@ class WeightLoading(WeightPatching, Injections):
             BaseException: Whatever went wrong, after every weight was put back.
         """
         with self._restored_on_failure():
+            self.clean_hooks()
             if self.residence.device != device_to:
                 self.residence.restore()
             self.residence.device = device_to
@@ -244,6 +246,7 @@ class WeightLoading(WeightPatching, Injections):
             unpatch_weights: Also put the weights back.
         """
         self.eject_model()
+        self.clean_hooks()
         if unpatch_weights:
             self.residence.restore()
             if device_to is not None:
@@ -285,6 +288,7 @@ class WeightLoading(WeightPatching, Injections):
             Bytes freed; less than asked when only modules that cannot stream are left.
         """
         freed = 0
+        self.clean_hooks()
         with self._restored_on_failure():
             for entry in reversed(self._load_list()):
                 if freed >= memory_to_free:

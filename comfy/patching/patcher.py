@@ -68,6 +68,7 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
         self.is_injected = False
         self.skip_injection = False
         self.is_clip = False
+        self._init_hooks()
         self._publish_state()
 
     # -- views -----------------------------------------------------------------------------
@@ -105,6 +106,7 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
         n.is_clip = self.is_clip
         n.skip_injection = self.skip_injection
         self.copy_extensions_to(n)
+        self._copy_hooks_to(n)
         for callback in self.get_all_callbacks(CallbacksMP.ON_CLONE):
             callback(self, n)
         return n
@@ -230,6 +232,28 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
         for table in options.get("patches_replace", {}).values():
             for where in table:
                 table[where] = function(table[where])
+
+    # -- runs ------------------------------------------------------------------------------
+
+    def pre_run(self) -> None:
+        """Told before a run starts."""
+        if hasattr(self.model, "current_patcher"):
+            self.model.current_patcher = self  # type: ignore[assignment]
+        for callback in self.get_all_callbacks(CallbacksMP.ON_PRE_RUN):
+            callback(self)
+
+    def prepare_state(self, timestep: torch.Tensor) -> None:
+        """Told before each step."""
+        for callback in self.get_all_callbacks(CallbacksMP.ON_PREPARE_STATE):
+            callback(self, timestep)
+
+    def cleanup(self) -> None:
+        """Told after a run, whatever happened in it."""
+        self.clean_hooks()
+        if hasattr(self.model, "current_patcher"):
+            self.model.current_patcher = None  # type: ignore[assignment]
+        for callback in self.get_all_callbacks(CallbacksMP.ON_CLEANUP):
+            callback(self)
 
     # -- weight patches --------------------------------------------------------------------
 

@@ -59,6 +59,8 @@ class Residence:
         injected: (patcher, injection) that is in effect, in order.
         objects: Undo records of object patches, by dotted name, in order of application.
         plan: Transfers of the streamed modules.
+        hooked: Weights that hooks replaced for the entry being evaluated, by key.
+        hook_functions: Weight functions of streamed modules before hooks added theirs.
         device: Where resident weights are; None when nothing was ever loaded.
         uuid: `patches_uuid` of the view whose patches the weights show; None for plain weights.
         views: Living patchers of the module.
@@ -71,6 +73,8 @@ class Residence:
     held: dict[str, int] = field(default_factory=dict)
     resident: dict[str, int] = field(default_factory=dict)
     streaming: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hooked: dict[str, torch.Tensor] = field(default_factory=dict)
+    hook_functions: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
     objects: dict[str, Swap] = field(default_factory=dict)
     copies: dict[int, torch.Tensor] = field(default_factory=dict)
     pinned: dict[str, int] = field(default_factory=dict)
@@ -186,6 +190,40 @@ class Residence:
             else:
                 module.__dict__[attribute] = value
 
+    # -- hooks -----------------------------------------------------------------------------
+
+    def show_hooked(self, module: nn.Module, prefix: str, name: str, tensor: torch.Tensor) -> None:
+        """Register a hook's weight in the place of the one the view shows."""
+        table = module._parameters if name in module._parameters else module._buffers
+        shown = table[name]
+        assert shown is not None, f"{prefix}{name} holds no tensor"
+        self.hooked.setdefault(prefix + name, shown)
+        if table is module._parameters and not isinstance(tensor, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=False)
+        table[name] = tensor
+
+    def add_hook_function(self, module: nn.Module, prefix: str, name: str, function: Any) -> None:
+        """Append a hook's function to those a streamed module applies at use."""
+        attribute = f"{name}_function"
+        present = getattr(module, attribute)
+        self.hook_functions.setdefault((prefix, attribute), present)
+        module.__dict__[attribute] = [*present, function]
+
+    def take_hooks_off(self) -> None:
+        """Put back what hooks replaced; nothing can fail here."""
+        for key, shown in self.hooked.items():
+            path, _, name = key.rpartition(".")
+            module = self._submodule(path)
+            if module is not None:
+                table = module._parameters if name in module._parameters else module._buffers
+                table[name] = shown
+        for (prefix, attribute), functions in self.hook_functions.items():
+            module = self._submodule(prefix.removesuffix("."))
+            if module is not None:
+                module.__dict__[attribute] = functions
+        self.hooked.clear()
+        self.hook_functions.clear()
+
     # -- objects ---------------------------------------------------------------------------
 
     def shows_objects(self, objects: dict[str, Any]) -> bool:
@@ -237,6 +275,7 @@ class Residence:
 
     def restore(self) -> None:
         """Put every weight and attribute back; the module is then exactly as it was."""
+        self.take_hooks_off()
         self.close_plan()
         for key in [*self.home, *self.backup]:
             path, _, name = key.rpartition(".")
