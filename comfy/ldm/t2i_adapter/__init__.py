@@ -1,0 +1,1 @@
+"""T2I adapters: small convolutional networks from a picture to features added to a UNet."""

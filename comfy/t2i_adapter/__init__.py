@@ -1,0 +1,1 @@
+"""Public names of the T2I adapters."""

@@ -1,0 +1,67 @@
+"""ControlNets and T2I adapters against recorded tiny networks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from comfy.ldm.t2i_adapter.model import Adapter, Adapter_light
+from comfy.ldm.unet.controlnet import ControlNet
+from tests.support.golden_nets import assert_close_to_golden, read_golden_net
+
+
+@torch.inference_mode()
+def test_controlnet_agrees_with_the_reference(golden_folder: Path) -> None:
+    net = read_golden_net(golden_folder / "nets/controlnet_sd1.safetensors")
+    model = ControlNet(**net.constructor)
+    model.load_state_dict(net.weights)
+    given = net.inputs
+    control = model(given["x"], given["hint"], given["t"], given["context"])
+    assert {part: len(values) for part, values in control.items()} == {"middle": 1, "output": 4}
+    for part, values in control.items():
+        for number, value in enumerate(values):
+            assert_close_to_golden(value, net.outputs[f"control/{part}/{number}"])
+
+
+@torch.inference_mode()
+def test_union_controlnet_takes_several_kinds_of_hint() -> None:
+    model = ControlNet(
+        hint_channels=3,
+        union_controlnet_num_control_type=6,
+        in_channels=4,
+        model_channels=320,
+        num_res_blocks=[1],
+        channel_mult=[1],
+        transformer_depth=[1],
+        transformer_depth_middle=1,
+        context_dim=16,
+        num_heads=8,
+    )
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.02)
+    hints = torch.rand(2, 1, 3, 64, 64)
+    given = (torch.randn(1, 4, 8, 8), hints, torch.tensor([5.0]), torch.randn(1, 3, 16))
+    both = model(*given, control_type=[1, 3])["middle"][0]
+    other = model(*given, control_type=[1, 4])["middle"][0]
+    assert both.isfinite().all()
+    assert not torch.allclose(both, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("full", Adapter), ("xl", Adapter), ("light", Adapter_light)]
+)
+@torch.inference_mode()
+def test_adapters_agree_with_the_reference(name: str, kind: type, golden_folder: Path) -> None:
+    net = read_golden_net(golden_folder / f"nets/t2i_adapter_{name}.safetensors")
+    model = kind(**net.constructor)
+    model.load_state_dict(net.weights)
+    features = model(net.inputs["x"])
+    empty = json.loads(net.note.removeprefix("None positions: "))
+    assert {part: [v is None for v in values] for part, values in features.items()} == empty
+    for part, values in features.items():
+        for number, value in enumerate(values):
+            if value is not None:
+                assert_close_to_golden(value, net.outputs[f"{part}/{number}"])
