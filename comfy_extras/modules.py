@@ -4,6 +4,9 @@ from __future__ import annotations
 
 MODULES: tuple[str, ...] = (
     "nodes_latent",
+    "nodes_custom_sampler",
+    "nodes_align_your_steps",
+    "nodes_advanced_samplers",
     "nodes_clip_sdxl",
     "nodes_mask",
     "nodes_compositing",

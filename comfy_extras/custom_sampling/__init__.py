@@ -1,0 +1,1 @@
+"""The custom-sampler nodes by what they make: noise levels, samplers, guiders, noise, a run."""
