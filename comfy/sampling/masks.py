@@ -30,6 +30,8 @@ def reshape_mask(input_mask: Tensor, output_shape: Sequence[int]) -> Tensor:
     mask = input_mask
     if axes == 2:
         mask = mask.reshape(-1, 1, *mask.shape[-2:])
+    elif axes == 1 and mask.ndim != 3:  # [B, L], or rows of a picture joined to one line
+        mask = mask.reshape(mask.shape[0], 1, -1)
     elif axes == 3 and mask.ndim < 5:  # a sequence of frames, or one mask for all of them
         mask = mask.reshape(1, 1, -1, *mask.shape[-2:])
     mask = torch.nn.functional.interpolate(

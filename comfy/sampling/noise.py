@@ -169,15 +169,14 @@ class BrownianTreeNoiseSampler:
         transform: Callable[[Any], Any] = lambda sigma: sigma,
         cpu: bool = False,
     ) -> None:
-        self.transform = transform
+        self.transform, self.device = transform, x.device
         low, high = transform(torch.as_tensor(sigma_min)), transform(torch.as_tensor(sigma_max))
         self.tree = BatchedBrownianTree(x, low, high, seed, cpu=cpu)
 
     def __call__(self, sigma: Any, sigma_next: Any) -> Tensor:
         start = self.transform(torch.as_tensor(sigma))
         end = self.transform(torch.as_tensor(sigma_next))
-        length = abs(float(end) - float(start))
-        return self.tree(start, end) / length**0.5
+        return self.tree(start, end) / (end - start).abs().sqrt().to(self.device)
 
 
 def brownian_noise(x: Tensor, sigmas: Tensor, seed: int | None, cpu: bool = True) -> NoiseSampler:

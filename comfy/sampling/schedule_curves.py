@@ -8,7 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfy.sampling.noise_levels import flux_time_shift
 from comfy.sampling.schedules import append_zero
+
+# Token counts for which the base and the maximum shift of a flow schedule are given.
+BASE_TOKENS, MAX_TOKENS = 1024, 4096
 
 
 def get_sigmas_polyexponential(
@@ -46,3 +50,53 @@ def get_sigmas_laplace(
     place = torch.linspace(0, 1, n, device=device)
     offset = (0.5 - place).sign() * torch.log(1 - 2 * (0.5 - place).abs() + 1e-5)
     return torch.exp(mu - beta * offset).clamp(min=sigma_min, max=sigma_max)
+
+
+def turbo_schedule(model_sampling: Any, steps: int, denoise: float) -> Tensor:
+    """The timesteps distilled one-step models were trained on: 999, 899, ... 99."""
+    first = 10 - int(10 * denoise)
+    timesteps = (torch.arange(1, 11) * 100 - 1).flip(0)[first : first + steps]
+    return append_zero(model_sampling.sigma(timesteps))
+
+
+def shift_for_tokens(
+    tokens: int, base_shift: float, max_shift: float, base_tokens: int = BASE_TOKENS
+) -> float:
+    """Shift of a flow schedule, linear in the number of latent tokens."""
+    slope = (max_shift - base_shift) / (MAX_TOKENS - base_tokens)
+    return tokens * slope + base_shift - slope * base_tokens
+
+
+def _flow_levels(steps: int, mu: float) -> Tensor:
+    """Uniform flow times from 1 to 0 after an exponential shift."""
+    time = torch.linspace(1.0, 0.0, steps + 1)
+    return torch.where(time > 0, flux_time_shift(mu, 1.0, time), torch.zeros_like(time))
+
+
+def ltxv_schedule(
+    steps: int, tokens: int, max_shift: float, base_shift: float, stretch: bool, terminal: float
+) -> Tensor:
+    """Shifted flow times, stretched so that the last level before zero is `terminal`."""
+    levels = _flow_levels(steps, shift_for_tokens(tokens, base_shift, max_shift))
+    if stretch:
+        signal = 1.0 - levels[:-1]
+        if steps == 1:  # one level cannot be both the first and the last: the last it is
+            levels[0] = terminal
+        else:
+            levels[:-1] = 1.0 - signal * ((1.0 - terminal) / signal[-1])
+    return levels
+
+
+def flux2_shift(tokens: int, steps: int) -> float:
+    """Shift of FLUX.2's schedule, fitted by its authors to token count and step count."""
+    many = 0.00016927 * tokens + 0.45666666  # at 200 steps
+    if tokens > 4300:
+        return many
+    few = 8.73809524e-05 * tokens + 1.89833333  # at 10 steps
+    slope = (many - few) / 190.0
+    return slope * steps + many - 200.0 * slope
+
+
+def flux2_schedule(steps: int, width: int, height: int) -> Tensor:
+    """FLUX.2's schedule for a picture of width x height pixels."""
+    return _flow_levels(steps, flux2_shift(round(width * height / 256), steps))

@@ -200,3 +200,15 @@ def sigmas_for_denoise(
     if denoise <= 0.0:
         return torch.FloatTensor([])
     return schedule(int(steps / denoise))[-(steps + 1) :]
+
+
+def basic_schedule(model_sampling: Any, scheduler_name: str, steps: int, denoise: float) -> Tensor:
+    """The schedule of the BasicScheduler node: at most steps + 1 levels, whatever the scheduler.
+
+    Args:
+        denoise: Strength 0..1; below 1 a longer schedule is cut to its end, 0 gives no levels.
+    """
+    if denoise <= 0.0:
+        return torch.FloatTensor([])
+    total = steps if denoise >= 1.0 else int(steps / denoise)
+    return calculate_sigmas(model_sampling, scheduler_name, total).cpu()[-(steps + 1) :]

@@ -1,0 +1,75 @@
+"""Editing a list of noise levels, as the sigma nodes do. Inputs are never changed."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+# A flipped schedule that ended clean starts this far above zero: zero has no logarithm.
+FLIPPED_ZERO = 0.0001
+
+
+def split_at_step(sigmas: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """Levels up to and from a step; both contain the level between them."""
+    return sigmas[: step + 1], sigmas[step:]
+
+
+def split_at_denoise(sigmas: Tensor, denoise: float) -> tuple[Tensor, Tensor]:
+    """Levels before and of the last round(steps * denoise) steps."""
+    kept = round(max(sigmas.shape[-1] - 1, 0) * denoise)
+    return sigmas[:-kept] if kept else sigmas[:0], sigmas[-(kept + 1) :]
+
+
+def flip(sigmas: Tensor) -> Tensor:
+    """Levels in ascending order, for running an ODE towards noise."""
+    flipped = sigmas.flip(0)
+    if len(flipped) and flipped[0] == 0:
+        flipped[0] = FLIPPED_ZERO
+    return flipped
+
+
+def with_first(sigmas: Tensor, sigma: float) -> Tensor:
+    """Levels with another first one."""
+    changed = sigmas.clone()
+    changed[0] = sigma
+    return changed
+
+
+SPACINGS = {
+    "linear": lambda x: x,
+    "cosine": lambda x: torch.sin(x * math.pi / 2),
+    "sine": lambda x: 1 - torch.cos(x * math.pi / 2),
+}
+
+
+def extend(
+    sigmas: Tensor, steps: int, start_at_sigma: float, end_at_sigma: float, spacing: str
+) -> Tensor:
+    """Divide each step that starts between two levels into `steps` steps.
+
+    Args:
+        start_at_sigma: Highest level from which a step is divided; negative for no limit.
+        end_at_sigma: Lowest level from which a step is divided.
+        spacing: A name of `SPACINGS`.
+    """
+    if spacing not in SPACINGS:
+        raise ValueError(f"unknown spacing {spacing!r}; known: {', '.join(SPACINGS)}")
+    highest = math.inf if start_at_sigma < 0 else start_at_sigma
+    places = SPACINGS[spacing](torch.linspace(0, 1, steps + 1, device=sigmas.device)[1:-1])
+    levels: list[float] = []
+    for current, following in pairwise(sigmas):
+        levels.append(float(current))
+        if end_at_sigma <= current <= highest:
+            levels += (places * (following - current) + current).tolist()
+    if len(sigmas):
+        levels.append(float(sigmas[-1]))
+    return torch.FloatTensor(levels)
+
+
+def parse(text: str) -> Tensor:
+    """All decimal numbers of a text, in order; anything between them separates."""
+    return torch.FloatTensor([float(n) for n in re.findall(r"[-+]?(?:\d*\.*\d+)", text)])

@@ -1,0 +1,93 @@
+"""Random draws against recorded ones: these are exact."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from comfy.nested_tensor import NestedTensor, pack, unpack
+from comfy.sampling import noise
+
+
+@pytest.fixture(scope="module")
+def prepared(golden_tensors: Callable[[str], dict[str, Tensor]]) -> dict[str, Tensor]:
+    return golden_tensors("noise_and_masks.safetensors")
+
+
+@pytest.fixture(scope="module")
+def sources(golden_tensors: Callable[[str], dict[str, Tensor]]) -> dict[str, Tensor]:
+    return golden_tensors("noise_sources.safetensors")
+
+
+def test_start_noise_is_bit_equal(prepared: dict[str, Tensor]) -> None:
+    compared = 0
+    for key, expected in prepared.items():
+        found = re.search(r"^prepare/.*/seed(\d+)(?:/noise_inds_([\d_]+))?$", key)
+        if found is None:
+            continue
+        indices = None if found[2] is None else [int(index) for index in found[2].split("_")]
+        made = noise.prepare_noise(torch.zeros_like(expected), int(found[1]), indices)
+        assert torch.equal(made, expected), key
+        compared += 1
+    assert compared >= 9
+
+
+def test_nested_latents_draw_one_after_the_other(prepared: dict[str, Tensor]) -> None:
+    parts = [prepared["prepare/nested/0_1_8_2_4_4"], prepared["prepare/nested/1_1_8_5_2"]]
+    latent = NestedTensor([torch.zeros_like(part) for part in parts])
+    for seed in (42, 7):
+        made = noise.prepare_noise(latent, seed).unbind()
+        if torch.equal(made[0], parts[0]):
+            break
+    assert all(torch.equal(a, b) for a, b in zip(made, parts))
+    packed, shapes = pack(made)
+    assert torch.equal(packed, prepared["prepare/nested/packed"])
+    assert all(torch.equal(a, b) for a, b in zip(unpack(packed, shapes), parts))
+
+
+def test_the_largest_seed_is_accepted_everywhere() -> None:
+    x = torch.zeros(1, 4, 8, 8)
+    made = noise.prepare_noise(x, 2**64 - 1)
+    assert torch.isfinite(made).all()
+    step = noise.default_noise_sampler(x, seed=2**64 - 1)(1.0, 0.5)
+    generator = torch.Generator().manual_seed(0)
+    assert torch.equal(step, torch.randn(x.shape, generator=generator))
+
+
+def test_step_noise_starts_one_seed_after_the_start_noise(sources: dict[str, Tensor]) -> None:
+    sampler = noise.default_noise_sampler(torch.zeros(1, 4, 8, 8), seed=42)
+    made = torch.stack([sampler(1.0, 0.5) for _ in range(3)])
+    assert torch.equal(made, sources["default_noise_sampler_seed42_calls0_3"])
+
+
+def test_brownian_noise_is_bit_equal_and_consistent(sources: dict[str, Tensor]) -> None:
+    sigmas = sources["brownian/sigmas"]
+    x = torch.zeros(1, 4, 8, 8)
+    sampler = noise.BrownianTreeNoiseSampler(x, 0.0291675, 14.614642, seed=42, cpu=True)
+    levels = [sigma for sigma in sigmas if sigma > 0]
+    made = torch.stack([sampler(a, b) for a, b in pairwise(levels)])
+    assert torch.equal(made, sources["brownian/noise_per_step"])
+    assert torch.equal(sampler(levels[0], levels[1]), sources["brownian/repeat_step0_after"])
+
+
+def test_brownian_noise_can_have_a_seed_for_each_item() -> None:
+    x = torch.zeros(2, 4, 4, 4)
+    both = noise.BrownianTreeNoiseSampler(x, 0.1, 10.0, seed=[5, 6])(3.0, 1.0)
+    alone = noise.BrownianTreeNoiseSampler(x[:1], 0.1, 10.0, seed=[6])(3.0, 1.0)
+    assert torch.equal(both[1:], alone)
+    with pytest.raises(ValueError, match="3 seeds for a batch of 2"):
+        noise.BrownianTreeNoiseSampler(x, 0.1, 10.0, seed=[1, 2, 3])
+
+
+def test_the_global_generator_continues_after_the_start_noise() -> None:
+    x = torch.zeros(1, 4, 8, 8)
+    noise.prepare_noise(x, 42)
+    after = torch.randn(3)
+    generator = torch.Generator().manual_seed(42)
+    torch.randn(x.shape, generator=generator)
+    assert torch.equal(after, torch.randn(3, generator=generator))

@@ -1,0 +1,162 @@
+"""What custom nodes replace, extend or call must reach the code that runs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import comfy.model_sampling
+import comfy.sample
+import comfy.sampler_helpers
+import comfy.samplers
+from comfy.k_diffusion import sampling as k_diffusion
+from comfy.sampling import conditioning as conditioning_module
+from comfy.sampling import (
+    guidance,
+    masks,
+    noise,
+    noise_levels,
+    preparation,
+    samplers,
+    schedules,
+    solvers,
+)
+from tests.comfy.sampling.support import (
+    NEGATIVE,
+    POSITIVE,
+    ClosedFormModel,
+    conditioning,
+    patcher,
+)
+
+
+@contextmanager
+def replaced(public: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(public, name)
+    setattr(public, name, value)
+    try:
+        yield
+    finally:
+        setattr(public, name, original)
+
+
+def run_once(sampler: str = "euler", **options: Any) -> Tensor:
+    latent = torch.zeros(1, 4, 8, 8)
+    return comfy.sample.sample(
+        patcher(ClosedFormModel()), noise.prepare_noise(latent, 1), 2, 2.0, sampler, "normal",
+        conditioning(POSITIVE), conditioning(NEGATIVE), latent, disable_pbar=True, seed=1,
+        **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("public", "name", "owner"),
+    [
+        (comfy.samplers, "sampling_function", guidance),
+        (comfy.samplers, "sample", samplers),
+        (comfy.samplers, "KSampler", samplers),
+        (comfy.samplers, "calculate_sigmas", schedules),
+        (comfy.samplers, "pre_run_control", conditioning_module),
+        (comfy.samplers, "resolve_areas_and_cond_masks_multidim", conditioning_module),
+        (comfy.sampler_helpers, "prepare_mask", masks),
+        (comfy.sampler_helpers, "prepare_sampling", preparation),
+        (comfy.sample, "prepare_noise", noise),
+        (comfy.model_sampling, "time_snr_shift", noise_levels),
+        (k_diffusion, "default_noise_sampler", noise),
+    ],
+)
+def test_an_assignment_reaches_its_owner(public: Any, name: str, owner: Any) -> None:
+    marker = object()
+    with replaced(public, name, marker):
+        assert getattr(owner, name) is marker
+        assert getattr(public, name) is marker
+    assert getattr(owner, name) is not marker
+
+
+def test_a_replaced_guidance_is_used() -> None:
+    calls = []
+
+    def instead(model: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        calls.append(1)
+        return torch.zeros_like(x)
+
+    with replaced(comfy.samplers, "sampling_function", instead):
+        made = run_once()
+    assert len(calls) == 2
+    assert torch.equal(made, torch.zeros_like(made))
+
+
+def test_a_replaced_step_noise_is_used() -> None:
+    plain = run_once("euler_ancestral")
+    silent = lambda x, seed=None: lambda a, b: torch.zeros_like(x)  # noqa: E731
+    with replaced(k_diffusion, "default_noise_sampler", silent):
+        quiet = run_once("euler_ancestral")
+    assert not torch.equal(plain, quiet)
+
+
+def test_a_replaced_mask_preparation_is_used() -> None:
+    seen = []
+
+    def instead(mask: Tensor, shape: Any, device: Any) -> Tensor:
+        seen.append(tuple(shape))
+        return torch.zeros(tuple(shape))
+
+    with replaced(comfy.sampler_helpers, "prepare_mask", instead):
+        made = run_once(noise_mask=torch.ones(1, 64, 64))
+    assert seen == [(1, 4, 8, 8)]
+    assert torch.equal(made, torch.zeros_like(made))  # nothing was allowed to change
+
+
+def test_methods_of_the_front_classes_can_be_replaced() -> None:
+    with replaced(comfy.samplers.KSAMPLER, "sample", lambda self, *a, **k: torch.ones(1, 4, 8, 8)):
+        assert torch.equal(run_once(), torch.ones(1, 4, 8, 8))
+    with replaced(comfy.samplers.KSampler, "sample", lambda self, *a, **k: torch.ones(1)):
+        assert torch.equal(run_once(), torch.ones(1))
+    with replaced(comfy.samplers.CFGGuider, "predict_noise", lambda self, x, *a, **k: x * 0):
+        assert torch.equal(run_once(), torch.zeros(1, 4, 8, 8))
+    with replaced(comfy.samplers.Sampler, "max_denoise", lambda self, *a: False):
+        assert run_once().shape == (1, 4, 8, 8)
+
+
+def test_a_solver_set_on_the_public_module_is_found_also_after_a_reload() -> None:
+    def sample_mine(model: Any, x: Tensor, sigmas: Tensor, **kwargs: Any) -> Tensor:
+        return torch.full_like(x, 5.0)
+
+    k_diffusion.sample_mine = sample_mine  # type: ignore[attr-defined]
+    comfy.samplers.KSampler.SAMPLERS.append("mine")
+    try:
+        assert "mine" in comfy.samplers.SAMPLER_NAMES
+        importlib.reload(k_diffusion)
+        assert torch.equal(run_once("mine"), torch.full((1, 4, 8, 8), 5.0))
+    finally:
+        comfy.samplers.KSampler.SAMPLERS.remove("mine")
+        del k_diffusion.sample_mine
+
+
+def test_a_known_solver_set_on_the_public_module_is_used() -> None:
+    with replaced(k_diffusion, "sample_euler", lambda model, x, sigmas, **k: x * 0 + 3):
+        assert torch.equal(run_once("euler"), torch.full((1, 4, 8, 8), 3.0))
+    assert solvers.find("euler").function is k_diffusion.sample_euler
+
+
+def test_menus_are_the_very_lists_the_front_uses() -> None:
+    assert comfy.samplers.KSampler.SAMPLERS is samplers.SAMPLER_NAMES
+    assert comfy.samplers.KSampler.SCHEDULERS is schedules.SCHEDULER_NAMES
+    assert comfy.samplers.SCHEDULER_HANDLERS is schedules.SCHEDULER_HANDLERS
+    assert comfy.samplers.k_diffusion_sampling is k_diffusion
+
+
+def test_tensor_helpers_accept_tensors() -> None:
+    down, up = k_diffusion.get_ancestral_step(torch.tensor(4.0), torch.tensor(2.0), eta=1.0)
+    assert torch.is_tensor(down)
+    assert torch.is_tensor(up)
+    assert float(down**2 + up**2) == pytest.approx(4.0)
+    x = torch.ones(2, 4, 3, 3)
+    slope = k_diffusion.to_d(x, torch.tensor([2.0, 4.0]), torch.zeros_like(x))
+    assert slope[:, 0, 0, 0].tolist() == [0.5, 0.25]

@@ -1,0 +1,181 @@
+"""Schedules of the scheduler nodes and edits of sigmas against recorded ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from comfy.sampling import noise_levels, schedule_curves, schedule_tables, schedules, sigma_edits
+
+NEAR = {"rtol": 1e-5, "atol": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def recorded(golden_tensors: Callable[[str], dict[str, Tensor]]) -> dict[str, Tensor]:
+    return golden_tensors("schedules_nodes.safetensors")
+
+
+@pytest.fixture(scope="module")
+def sampling(kind_settings: dict[str, Any]) -> Callable[[str], Any]:
+    def build(kind: str) -> Any:
+        row = kind_settings[kind]
+        config = SimpleNamespace(sampling_settings=row["sampling_settings"])
+        return noise_levels.build_model_sampling(row["sampling_type"], config)
+
+    return build
+
+
+def calls(recorded: dict[str, Tensor], node: str) -> Iterator[tuple[str, list[str], dict, Tensor]]:
+    """Key, positional parts and named numbers of every recorded call of a node."""
+    found = False
+    for key, expected in recorded.items():
+        name, *parts = key.split("/")
+        if name != node:
+            continue
+        found = True
+        numbers = {}
+        for part in parts:
+            match = re.fullmatch(r"([a-z_]+?)(-?[\d.]+)", part)
+            if match:
+                numbers[match[1]] = float(match[2])
+        yield key, parts, numbers, expected
+    assert found, f"nothing recorded for {node}"
+
+
+def check(key: str, made: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(made, expected, msg=lambda m: f"{key}: {m}", **NEAR)
+
+
+def test_curves(recorded: dict[str, Tensor]) -> None:
+    curves: dict[str, Callable[[int, dict], Tensor]] = {
+        "KarrasScheduler": lambda n, a: schedules.get_sigmas_karras(
+            n, a["min"], a["max"], a["rho"]
+        ),
+        "ExponentialScheduler": lambda n, a: schedules.get_sigmas_exponential(
+            n, a["min"], a["max"]
+        ),
+        "PolyexponentialScheduler": lambda n, a: schedule_curves.get_sigmas_polyexponential(
+            n, a["min"], a["max"], a["rho"]
+        ),
+        "LaplaceScheduler": lambda n, a: schedule_curves.get_sigmas_laplace(
+            n, a["min"], a["max"], a["mu"], a["beta"]
+        ),
+        "VPScheduler": lambda n, a: schedule_curves.get_sigmas_vp(
+            n, a["beta_d"], a["beta_min"], a["eps_s"]
+        ),
+    }
+    for node, curve in curves.items():
+        for key, _, numbers, expected in calls(recorded, node):
+            check(key, curve(int(numbers["steps"]), numbers), expected)
+
+
+def test_tables(recorded: dict[str, Tensor]) -> None:
+    for node, table in (
+        ("AlignYourStepsScheduler", schedule_tables.ALIGN_YOUR_STEPS),
+        ("OptimalStepsScheduler", schedule_tables.OPTIMAL_STEPS),
+    ):
+        for key, parts, numbers, expected in calls(recorded, node):
+            made = schedule_tables.tabled_schedule(
+                table[parts[0]], int(numbers["steps"]), numbers["denoise"]
+            )
+            check(key, made, expected)
+
+
+def test_gits_rows(recorded: dict[str, Tensor]) -> None:
+    for key, _, numbers, expected in calls(recorded, "GITSScheduler"):
+        made = schedule_tables.gits_schedule(
+            numbers["coeff"], int(numbers["steps"]), numbers["denoise"]
+        )
+        # The published rows have six digits.
+        torch.testing.assert_close(made, expected, rtol=5e-5, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize("coefficient", [0.8, 0.85, 1.0, 1.3, 1.5])
+@pytest.mark.parametrize("steps", [2, 3, 9, 15, 20, 50])
+def test_gits_rows_in_between_descend(coefficient: float, steps: int) -> None:
+    made = schedule_tables.gits_schedule(coefficient, steps)
+    assert len(made) == steps + 1
+    assert (made[1:] <= made[:-1]).all()
+
+
+def test_schedules_of_a_model(recorded: dict[str, Tensor], sampling: Callable[[str], Any]) -> None:
+    for key, parts, numbers, expected in calls(recorded, "BasicScheduler"):
+        model = sampling(parts[0])
+        made = schedules.basic_schedule(model, parts[1], int(numbers["steps"]), numbers["denoise"])
+        check(key, made, expected)
+    for key, parts, numbers, expected in calls(recorded, "BetaSamplingScheduler"):
+        made = schedules.beta_scheduler(
+            sampling(parts[0]), int(numbers["steps"]), numbers["alpha"], numbers["beta"]
+        )
+        check(key, made, expected)
+    for key, parts, numbers, expected in calls(recorded, "SDTurboScheduler"):
+        made = schedule_curves.turbo_schedule(
+            sampling(parts[0]), int(numbers["steps"]), numbers["denoise"]
+        )
+        check(key, made, expected)
+
+
+def test_flow_schedules(recorded: dict[str, Tensor]) -> None:
+    for key, parts, numbers, expected in calls(recorded, "LTXVScheduler"):
+        sizes = re.findall(r"\d+", parts[-1])[2:]
+        tokens = 4096
+        if sizes:
+            tokens = 1
+            for size in sizes:
+                tokens *= int(size)
+        made = schedule_curves.ltxv_schedule(
+            int(numbers["steps"]), tokens, numbers["max"], numbers["base"],
+            bool(numbers["stretch"]), numbers["terminal"],
+        )  # fmt: skip
+        check(key, made, expected)
+    for key, _, numbers, expected in calls(recorded, "Flux2Scheduler"):
+        made = schedule_curves.flux2_schedule(
+            int(numbers["steps"]), int(numbers["w"]), int(numbers["h"])
+        )
+        check(key, made, expected)
+
+
+def test_edits(recorded: dict[str, Tensor]) -> None:
+    base = recorded["base_karras10"]
+    before = base.clone()
+    for key, parts, numbers, expected in calls(recorded, "SplitSigmas"):
+        parted = sigma_edits.split_at_step(base, int(numbers["step"]))
+        check(key, parted[int(parts[-1][-1])], expected)
+    for key, parts, numbers, expected in calls(recorded, "SplitSigmasDenoise"):
+        parted = sigma_edits.split_at_denoise(base, numbers["denoise"])
+        check(key, parted[int(parts[-1][-1])], expected)
+    for key, parts, _, expected in calls(recorded, "FlipSigmas"):
+        check(key, sigma_edits.flip(base[:5] if parts[0].endswith("first5") else base), expected)
+    for key, parts, _, expected in calls(recorded, "SetFirstSigma"):
+        check(key, sigma_edits.with_first(base, float(parts[1])), expected)
+    for key, parts, numbers, expected in calls(recorded, "ExtendIntermediateSigmas"):
+        made = sigma_edits.extend(
+            base, int(numbers["steps"]), numbers["start"], numbers["end"], parts[-1]
+        )
+        check(key, made, expected)
+    for key, parts, _, expected in calls(recorded, "ManualSigmas"):
+        check(key, sigma_edits.parse("/".join(parts)), expected)
+    assert torch.equal(base, before)
+
+
+def test_override_nodes_give_the_recorded_levels(recorded: dict[str, Tensor]) -> None:
+    kinds = {
+        "ModelSamplingSD3": ("FLOW", lambda a: {"shift": a["shift"]}),
+        "ModelSamplingAuraFlow": ("FLOW", lambda a: {"shift": a["shift"], "multiplier": 1.0}),
+        "ModelSamplingStableCascade": ("STABLE_CASCADE", lambda a: {"shift": a["shift"]}),
+        "ModelSamplingContinuousV": (
+            "V_PREDICTION_CONTINUOUS",
+            lambda a: {"sigma_min": 0.03, "sigma_max": 500.0},
+        ),
+    }
+    for node, (kind, settings) in kinds.items():
+        for key, parts, numbers, expected in calls(recorded, node):
+            config = SimpleNamespace(sampling_settings=settings(numbers))
+            model = noise_levels.build_model_sampling(kind, config)
+            check(key, schedules.calculate_sigmas(model, parts[-2], 8), expected)
