@@ -1,0 +1,181 @@
+"""The worker thread: order of frames, flags, and nodes that do not want to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from comfy_execution.breaker import Breaker, CallGuard, ForcedInterruption
+from comfy_execution.executor import PromptExecutor
+from comfy_execution.options import ExecutorOptions
+from comfy_execution.queue import PromptQueue
+from comfy_execution.registry import NodeRegistry
+from comfy_execution.worker import Worker, WorkerHooks
+from tests.comfy_execution.support import CLASSES, Flag, Recorder, make, node
+
+
+class House:
+    """Queue, executor, breaker and a running worker."""
+
+    def __init__(self, classes: dict[str, type], **hooks: Any) -> None:
+        self.sink, self.flag = Recorder(), Flag()
+        self.queue = PromptQueue(self.sink, interrupt=self.flag)
+        registry = NodeRegistry({**CLASSES, **classes})
+        self.executor = PromptExecutor(registry, self.sink, self.flag, ExecutorOptions())
+        self.breaker = Breaker(
+            self.executor.guard, self.flag.exception, self.queue.is_running, patience_s=0.03
+        )
+        self.queue.add_interrupt_listener(self.breaker.follow)
+        self.worker = Worker(self.queue, self.executor, WorkerHooks(**hooks))
+        self.finished: dict[str, threading.Event] = {}
+        self.queue.add_finished_listener(lambda name: self.event(name).set())
+        self.worker.start()
+
+    def event(self, name: str) -> threading.Event:
+        return self.finished.setdefault(name, threading.Event())
+
+    def post(self, name: str, prompt: dict[str, Any], **extra: Any) -> None:
+        outputs = [key for key, value in prompt.items() if value["class_type"] == "Show"]
+        self.queue.put((0, name, prompt, {"client_id": "me", **extra}, outputs))
+
+    def wait(self, name: str) -> dict[str, Any]:
+        assert self.event(name).wait(10), f"prompt {name} does not end"
+        entry: dict[str, Any] = self.queue.get_history(name)[name]
+        return entry
+
+    def ending(self, name: str) -> str:
+        return str(self.wait(name)["status"]["messages"][-1][0])
+
+
+@pytest.fixture
+def house() -> Iterator[Any]:
+    built: list[House] = []
+
+    def build(classes: dict[str, type] | None = None, **hooks: Any) -> House:
+        built.append(House(classes or {}, **hooks))
+        return built[-1]
+
+    yield build
+    for each in built:
+        assert each.worker.stop()
+
+
+PROMPT = {"1": make("Number", value=1), "2": make("Show", value=["1", 0])}
+
+
+def test_frames_from_queueing_to_the_end(house: Any) -> None:
+    home = house()
+    home.post("a", PROMPT)
+    home.wait("a")
+    while home.sink.names()[-1] != "executing":
+        time.sleep(0.001)
+    names = home.sink.names()
+    assert names[:4] == ["status", "status", "execution_start", "execution_cached"]
+    assert names[-3:] == ["execution_success", "status", "executing"]
+    assert home.sink.events[-1].payload() == {"node": None, "prompt_id": "a"}
+
+
+def test_a_prompt_that_cannot_even_start_fails_alone(house: Any) -> None:
+    def refuse(extra: Any) -> None:
+        if extra.get("bad"):
+            raise RuntimeError("no such preview method")
+
+    home = house(before_prompt=refuse)
+    home.post("a", PROMPT, bad=True)
+    home.post("b", PROMPT)
+    assert home.ending("a") == "execution_error"
+    assert home.ending("b") == "execution_success"
+
+
+def test_flags_unload_and_forget(house: Any) -> None:
+    unloaded = threading.Event()
+    home = house(unload_models=unloaded.set)
+    home.post("a", PROMPT)
+    home.wait("a")
+    home.queue.set_flag("free_memory", True)
+    assert unloaded.wait(5)
+    home.post("b", PROMPT)
+    messages = home.wait("b")["status"]["messages"]
+    assert messages[1][1]["nodes"] == []
+
+
+def test_work_between_prompts_that_fails_does_not_end_the_worker(house: Any) -> None:
+    def broken() -> None:
+        raise OSError("disk")
+
+    home = house(collect=broken)
+    home.post("a", PROMPT)
+    home.wait("a")
+    home.post("b", PROMPT | {"1": make("Number", value=2)})
+    assert home.ending("b") == "execution_success"
+
+
+def busy(started: threading.Event, swallow: type[BaseException] | None = None) -> type:
+    """A node that computes for ever, in Python, and may swallow exceptions."""
+
+    swallowed = (swallow,) if swallow is not None else ()
+
+    def run(self: Any) -> tuple[int]:
+        started.set()
+        count = 0
+        while True:
+            try:
+                while True:
+                    count += 1
+            except swallowed:
+                continue
+
+    return node("Busy", run=run)
+
+
+@pytest.mark.parametrize("swallow", [None, Flag.Stopped])
+def test_a_busy_node_is_broken_out_of(house: Any, swallow: type[BaseException] | None) -> None:
+    started = threading.Event()
+    home = house({"Busy": busy(started, swallow)})
+    home.post("a", {"1": make("Busy"), "2": make("Show", value=["1", 0])})
+    home.post("b", PROMPT)
+    assert started.wait(5)
+    asked = time.monotonic()
+    assert home.queue.interrupt("a")
+    assert home.ending("a") == "execution_interrupted"
+    assert time.monotonic() - asked < 1.5
+    assert home.ending("b") == "execution_success"
+
+
+def test_a_guard_lets_nothing_through_outside_of_node_code() -> None:
+    guard = CallGuard()
+    assert not guard.raise_inside(ForcedInterruption)
+    guard.enter()
+    assert guard.is_inside
+    guard.leave()
+    assert not guard.raise_inside(ForcedInterruption)
+
+
+def test_an_exception_on_its_way_is_taken_back_when_the_node_has_ended() -> None:
+    guard = CallGuard()
+    guard.enter()
+    raiser = threading.Thread(target=guard.raise_inside, args=(ForcedInterruption,))
+    hit = False
+    try:
+        with guard._lock:  # the raiser waits here: the node ends at this very moment
+            raiser.start()
+            guard._thread_id = None
+        raiser.join()
+    except ForcedInterruption:
+        hit = True
+    guard.leave()
+    assert not hit
+
+
+def test_the_breaker_asks_for_a_restart_when_nothing_helps() -> None:
+    asked = threading.Event()
+    breaker = Breaker(
+        CallGuard(), Flag.exception, lambda prompt_id: not asked.is_set(),
+        patience_s=0.01, restart=asked.set, restart_after_s=0.02,
+    )  # fmt: skip
+    breaker.follow("a")
+    assert asked.wait(5)
