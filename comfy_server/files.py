@@ -81,3 +81,13 @@ def trusted_file(path: Path, headers: dict[str, str] | None = None) -> web.FileR
     """A file that was installed with the program or by its owner (editor, extensions, help)."""
     sent = {"Content-Type": content_type(path), "X-Content-Type-Options": "nosniff"}
     return web.FileResponse(path, headers={**sent, **(headers or {})})
+
+
+def absent_file(path: Path | str) -> web.Response:
+    """404 without a body.
+
+    A missing style sheet keeps its type: the editor's page links optional ones, and browsers report
+    an error for each answer that is not `text/css`, whatever its status.
+    """
+    kind = content_type(path)
+    return web.Response(status=404, content_type=kind if kind == "text/css" else None)

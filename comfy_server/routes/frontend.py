@@ -4,7 +4,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from comfy_server.describe import BINARY, PLAIN, describe
-from comfy_server.files import trusted_file
+from comfy_server.files import absent_file, trusted_file
 from comfy_server.services import PACKS
 
 index_routes = web.RouteTableDef()
@@ -36,4 +36,4 @@ async def get_file(request: web.Request) -> web.StreamResponse:
     found = packs.frontend_file(path)
     if found is not None:
         return trusted_file(found)
-    return web.Response(status=403 if packs.is_frontend_folder(path) else 404)
+    return web.Response(status=403) if packs.is_frontend_folder(path) else absent_file(path)

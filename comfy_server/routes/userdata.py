@@ -13,7 +13,7 @@ from aiohttp import web
 
 from comfy_server import user_files
 from comfy_server.describe import BINARY, EMPTY, FLAG, OBJECTS, PLAIN, TEXT, describe, ref
-from comfy_server.files import content_type, stranger_file, trusted_file
+from comfy_server.files import absent_file, stranger_file, trusted_file
 from comfy_server.paths import PathRefused, resolve_below
 from comfy_server.services import USERS
 from comfy_server.strict_json import error_response, json_response
@@ -92,8 +92,8 @@ async def get_file(request: web.Request) -> web.StreamResponse:
     root = _root(request)
     path = _named(request, root, "file")
     if not path.is_file():
-        return web.Response(status=404)
-    if path == root / STYLE_SHEET and content_type(path) == "text/css":
+        return absent_file(path)
+    if path == root / STYLE_SHEET:
         return trusted_file(path)
     return stranger_file(path, request)
 

@@ -168,7 +168,10 @@ async def test_writes_stay_in_the_user_folder(
 
 
 async def test_the_user_style_sheet_is_a_style_sheet(client: Client, base: Path) -> None:
-    assert (await client.get("/api/userdata/user.css")).status == 404
+    for path in ("/api/userdata/user.css", "/user.css"):
+        absent = await client.get(path)
+        assert (absent.status, absent.content_type) == (404, "text/css")
+        assert await absent.read() == b""
     await client.post("/userdata/user.css", data="a{}")
     answer = await client.get("/api/userdata/user.css")
     assert answer.content_type == "text/css"
