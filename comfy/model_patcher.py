@@ -1,7 +1,9 @@
 """Model patchers, under the names custom nodes import."""
 # ruff: noqa: F401
 
+from comfy.patching import dynamic
 from comfy.patching.attributes import get_key_weight
+from comfy.patching.dynamic import ModelPatcherDynamic
 from comfy.patching.lowvram import LowVramPatch, low_vram_patch_estimate_vram
 from comfy.patching.options import (
     create_model_options_clone,
@@ -14,4 +16,4 @@ from comfy.patching.wrappers import CallbacksMP, PatcherInjection, WrappersMP
 from comfy.public import write_through
 from comfy.weights.rounding import string_to_seed
 
-write_through(__name__)
+write_through(__name__, {"CoreModelPatcher": dynamic.core_patcher_class})

@@ -48,12 +48,14 @@ class StreamPlan:
         streams: Copy streams, used in turn; empty copies synchronously.
         follower: The layer used after each layer, as last seen.
         ahead: Transfers started for layers whose turn has not come, oldest first.
+        held_bytes: Bytes of weights kept on the device after use; a plain plan keeps none.
     """
 
     device: torch.device
     streams: list[Any] = field(default_factory=list)
     follower: dict[int, Any] = field(default_factory=dict)
     ahead: dict[int, Transfer] = field(default_factory=dict)
+    held_bytes: int = 0
     _first: Any = None
     _last: Any = None
     _turn: int = 0
@@ -66,6 +68,13 @@ class StreamPlan:
 
     def take(self, layer: Any) -> Tensors:
         """The layer's weight and bias on the device; starts the next layer's copies."""
+        tensors = self._arrive(layer)
+        self._learn(layer)
+        if self.streams:
+            self._start_following(layer)
+        return tensors
+
+    def _arrive(self, layer: Any) -> Tensors:
         transfer = self.ahead.pop(id(layer), None)
         if transfer is None:
             transfer = self._start(layer, None)
@@ -75,9 +84,6 @@ class StreamPlan:
             for tensor in transfer.tensors:
                 if tensor is not None:
                     tensor.record_stream(current)
-        self._learn(layer)
-        if self.streams:
-            self._start_following(layer)
         return transfer.tensors
 
     def _learn(self, layer: Any) -> None:
@@ -89,13 +95,17 @@ class StreamPlan:
 
     def _start_following(self, layer: Any) -> None:
         following = self.follower.get(id(layer))
-        if following is None or id(following) in self.ahead:
+        if following is None or id(following) in self.ahead or self.holds(following):
             return
         while len(self.ahead) >= MAX_AHEAD:  # the order changed: what was foreseen did not come
             self.ahead.pop(next(iter(self.ahead)))
         stream = self.streams[self._turn % len(self.streams)]
         self._turn += 1
         self.ahead[id(following)] = self._start(following, stream)
+
+    def holds(self, layer: Any) -> bool:  # noqa: ARG002 - plans that keep weights say otherwise
+        """Whether a layer's weights are on the device already."""
+        return False
 
     def _start(self, layer: Any, stream: Any | None) -> Transfer:
         sources = (layer.weight, layer.bias)

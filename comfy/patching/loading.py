@@ -19,6 +19,7 @@ from torch import nn
 
 from comfy.devices import casting, memory
 from comfy.ops.cast import is_castable
+from comfy.ops.streaming import StreamPlan
 from comfy.patching.attributes import get_key_weight
 from comfy.patching.hook_patches import HookPatching
 from comfy.patching.injections import Injections
@@ -87,7 +88,7 @@ class WeightLoading(WeightPatching, Injections, HookPatching):
             key = prefix + name
             wanted = tuple(self.patches.get(key, ()))
             shown = self.residence.applied.get(key, ())
-            if force_patch or not held or not _same_patches(wanted, shown):
+            if force_patch or not held or not same_patches(wanted, shown):
                 self.residence.held[key] = self._show(entry.module, prefix, name, device)
         self.residence.resident[entry.name] = sum(
             self.residence.held.get(prefix + name, 0) for name in entry.params
@@ -126,14 +127,20 @@ class WeightLoading(WeightPatching, Injections, HookPatching):
         sizes = [e.module_bytes for e in self._load_list() if is_castable(e.module)]
         return 2 * max(sizes, default=0)
 
-    def _attach_functions(self, entry: LoadEntry, streamed: bool) -> None:
-        """Set what a layer does to its weights at use."""
+    def _attach_functions(self, entry: LoadEntry, streamed: bool, patched: bool = True) -> None:
+        """Set what a layer does to its weights at use.
+
+        Args:
+            entry: The layer.
+            streamed: Its weights travel, so patches are applied at use.
+            patched: Unless the weights arrive with their patches applied.
+        """
         prefix = f"{entry.name}." if entry.name else ""
         settings: dict[str, Any] = {}
         for name in ("weight", "bias"):
             key = prefix + name
             functions: list[Any] = []
-            if streamed and key in self.patches:
+            if streamed and patched and key in self.patches:
                 _, set_func, convert_func = get_key_weight(self.model, key)
                 functions.append(LowVramPatch(key, self.patches, convert_func, set_func))
             functions += self.weight_wrapper_patches.get(key, ())
@@ -143,6 +150,11 @@ class WeightLoading(WeightPatching, Injections, HookPatching):
             settings["comfy_cast_weights"] = True
         if settings:
             self.residence.stream(entry.name, entry.module, settings)
+
+    def _other_kind_of_plan(self) -> bool:
+        """Whether the module was loaded by a patcher with another way of streaming."""
+        plan = self.residence.plan
+        return plan is not None and type(plan) is not StreamPlan
 
     # -- the whole model -------------------------------------------------------------------
 
@@ -165,7 +177,7 @@ class WeightLoading(WeightPatching, Injections, HookPatching):
         """
         with self._restored_on_failure():
             self.clean_hooks()
-            if self.residence.device != device_to:
+            if self.residence.device != device_to or self._other_kind_of_plan():
                 self.residence.restore()
             self.residence.device = device_to
             used = 0
@@ -328,5 +340,6 @@ class WeightLoading(WeightPatching, Injections, HookPatching):
                 setattr(self.model, name, value)
 
 
-def _same_patches(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+def same_patches(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    """Whether two lists of patches are the same objects in the same order."""
     return len(a) == len(b) and all(x is y for x, y in zip(a, b))

@@ -87,7 +87,8 @@ class Residence:
     @property
     def loaded_bytes(self) -> int:
         """Bytes of weights on the load device."""
-        return sum(self.resident.values())
+        kept = self.plan.held_bytes if self.plan is not None else 0
+        return sum(self.resident.values()) + kept
 
     @property
     def pinned_bytes(self) -> int:
@@ -291,11 +292,11 @@ class Residence:
             table.clear()  # type: ignore[attr-defined]
         self.uuid = None
 
-    def open_plan(self, device: torch.device) -> StreamPlan:
-        """The transfer plan for a device, kept as long as that stays the device of use."""
-        if self.plan is None or self.plan.device != device:
+    def open_plan(self, device: torch.device, kind: type[StreamPlan] = StreamPlan) -> StreamPlan:
+        """The transfer plan for a device, kept as long as device and kind stay the same."""
+        if self.plan is None or self.plan.device != device or type(self.plan) is not kind:
             self.close_plan()
-            self.plan = StreamPlan.for_device(device)
+            self.plan = kind.for_device(device)
         return self.plan
 
     def close_plan(self) -> None:
