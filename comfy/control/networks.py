@@ -1,0 +1,308 @@
+"""ControlNets, T2I adapters and Control-LoRAs beside a diffusion model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comfy import ops, resize
+from comfy.control.base import (
+    Control,
+    ControlBase,
+    StrengthType,
+    broadcast_image_to,
+    no_preprocessing,
+)
+from comfy.devices import placement, residency
+from comfy.ldm.unet import controlnet
+from comfy.patching.patcher import ModelPatcher
+
+
+class ControlNet(ControlBase):
+    """A ControlNet.
+
+    Attributes:
+        control_model: The network.
+        control_model_wrapped: The patcher around it.
+        manual_cast_dtype: Type to compute in, if not that of the weights.
+        model_sampling_current: The diffusion model's sampling object, while a run lasts.
+    """
+
+    def __init__(
+        self,
+        control_model: nn.Module | None = None,
+        global_average_pooling: bool = False,
+        compression_ratio: int = 8,
+        latent_format: Any = None,
+        load_device: torch.device | None = None,
+        manual_cast_dtype: torch.dtype | None = None,
+        extra_conds: Sequence[str] = ("y",),
+        strength_type: StrengthType = StrengthType.CONSTANT,
+        concat_mask: bool = False,
+        preprocess_image: Callable[[Tensor], Tensor] = no_preprocessing,
+    ) -> None:
+        super().__init__()
+        self.control_model = control_model
+        self.load_device = load_device or placement.get_torch_device()
+        if control_model is not None:
+            self.control_model_wrapped = ModelPatcher(
+                control_model, load_device=self.load_device, offload_device=self.offload_device
+            )
+        self.compression_ratio = compression_ratio
+        self.global_average_pooling = global_average_pooling
+        self.model_sampling_current: Any = None
+        self.manual_cast_dtype = manual_cast_dtype
+        self.latent_format = latent_format
+        self.extra_conds = list(extra_conds)
+        self.strength_type = strength_type
+        self.concat_mask = concat_mask
+        self.preprocess_image = preprocess_image
+        self._hint_size: tuple[int, int] | None = None
+
+    def get_control(
+        self,
+        x_noisy: Tensor,
+        t: Tensor,
+        cond: dict[str, Any],
+        batched_number: int,
+        transformer_options: dict[str, Any],
+    ) -> Control | None:
+        """See ControlBase."""
+        earlier = self.earlier_control(x_noisy, t, cond, batched_number, transformer_options)
+        if self.is_idle(t):
+            return earlier
+        dtype = self.manual_cast_dtype or self.control_model.dtype
+        hint = self._hint_for(x_noisy, dtype)
+        if hint.shape[0] != x_noisy.shape[0]:
+            hint = broadcast_image_to(hint, x_noisy.shape[0], batched_number)
+        context = cond.get("crossattn_controlnet", cond["c_crossattn"])
+        extra = dict(self.extra_args)
+        for name in self.extra_conds:
+            if cond.get(name) is not None:
+                extra[name] = _cast(cond[name], dtype, x_noisy.device)
+        sampling = self.model_sampling_current
+        control = self.control_model(
+            x=sampling.calculate_input(t, x_noisy).to(dtype),
+            hint=hint,
+            timesteps=sampling.timestep(t).to(dtype),
+            context=_cast(context, dtype, x_noisy.device),
+            **extra,
+        )
+        return self.control_merge(control, earlier, output_dtype=None)
+
+    def _hint_for(self, x_noisy: Tensor, dtype: torch.dtype) -> Tensor:
+        """The hint at the size of a latent; kept as long as sizes stay."""
+        height, width = (size * self.compression_ratio for size in x_noisy.shape[-2:])
+        hint = self.cond_hint
+        if hint is None or (height, width) != self._hint_size:
+            hint = self._make_hint(width, height)
+            self._hint_size = (height, width)
+        self.cond_hint = hint.to(device=x_noisy.device, dtype=dtype)
+        return self.cond_hint
+
+    def _make_hint(self, width: int, height: int) -> Tensor:
+        if self.vae is not None:
+            ratio = self.vae.spacial_compression_encode()
+            width, height = width * ratio, height * ratio
+        elif self.latent_format is not None:
+            raise ValueError("this control network needs a VAE; connect one to its apply node")
+        if self.cond_hint_original is None:
+            raise ValueError("this control network was given no hint; call set_cond_hint first")
+        hint = resize.common_upscale(
+            self.cond_hint_original, width, height, self.upscale_algorithm, "center"
+        )
+        hint = self.preprocess_image(hint)
+        if self.vae is not None:
+            loaded = residency.loaded_models(only_currently_used=True)
+            hint = self.vae.encode(hint.movedim(1, -1))
+            residency.load_models_gpu(loaded)
+        if self.latent_format is not None:
+            hint = self.latent_format.process_in(hint)
+        joined = [hint]
+        for extra in self.extra_concat_orig:
+            size = (hint.shape[-1], hint.shape[-2], self.upscale_algorithm, "center")
+            part = resize.common_upscale(extra.to(hint.device), *size)
+            joined.append(resize.repeat_to_batch_size(part, hint.shape[0]))
+        return torch.cat(joined, dim=1) if len(joined) > 1 else hint
+
+    def copy(self) -> ControlNet:
+        """See ControlBase."""
+        new = type(self)(None, load_device=self.load_device)
+        new.control_model = self.control_model
+        new.control_model_wrapped = self.control_model_wrapped
+        new.manual_cast_dtype = self.manual_cast_dtype
+        self.copy_to(new)
+        return new
+
+    def get_models(self) -> list[Any]:
+        """See ControlBase."""
+        return [*super().get_models(), self.control_model_wrapped]
+
+    def pre_run(self, model: Any, percent_to_timestep_function: Callable[[float], float]) -> None:
+        """See ControlBase."""
+        super().pre_run(model, percent_to_timestep_function)
+        self.model_sampling_current = model.model_sampling
+
+    def cleanup(self) -> None:
+        """See ControlBase."""
+        self.model_sampling_current = None
+        super().cleanup()
+
+
+def _cast(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """Floating tensors (also in lists) in the network's type, others only moved."""
+    if isinstance(value, list):
+        return [_cast(item, dtype, device) for item in value]
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+
+
+class ControlLora(ControlNet):
+    """A ControlNet stored as low-rank differences from the diffusion model it is used with."""
+
+    def __init__(
+        self,
+        control_weights: Mapping[str, Tensor],
+        global_average_pooling: bool = False,
+        model_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(None, global_average_pooling)
+        self.control_weights = control_weights
+        self.model_options = dict(model_options or {})
+        self.extra_conds += ["y"] if "y" not in self.extra_conds else []
+
+    def pre_run(self, model: Any, percent_to_timestep_function: Callable[[float], float]) -> None:
+        """Build the network from the diffusion model's weights and the differences."""
+        super().pre_run(model, percent_to_timestep_function)
+        network = model.diffusion_model
+        config = dict(model.model_config.unet_config)
+        for name in ("out_channels", "transformer_depth_output", "dtype"):
+            config.pop(name, None)
+        config["hint_channels"] = self.control_weights["input_hint_block.0.weight"].shape[1]
+        self.manual_cast_dtype = model.manual_cast_dtype
+        dtype = model.get_dtype()
+        cast = self.manual_cast_dtype is not None
+        operations = ops.manual_cast if cast else ops.disable_weight_init
+        built = controlnet.ControlNet(**config, dtype=dtype, device="meta", operations=operations)
+        weights = _merge_low_rank(network.state_dict(), self.control_weights, built, dtype)
+        built.load_state_dict(weights, assign=True)
+        self.control_model = built.to(placement.get_torch_device()).eval()
+
+    def copy(self) -> ControlLora:
+        """See ControlBase."""
+        new = ControlLora(self.control_weights, self.global_average_pooling, self.model_options)
+        self.copy_to(new)
+        return new
+
+    def cleanup(self) -> None:
+        """See ControlBase."""
+        self.control_model = None
+        super().cleanup()
+
+    def get_models(self) -> list[Any]:
+        """The network exists only during a run, so there is nothing to plan for."""
+        return ControlBase.get_models(self)
+
+    def inference_memory_requirements(self, dtype: torch.dtype) -> float:
+        """Bytes of the differences and of the chain."""
+        own = sum(weight.numel() for weight in self.control_weights.values()) * dtype.itemsize
+        return own + super().inference_memory_requirements(dtype)
+
+
+def _merge_low_rank(
+    base: Mapping[str, Tensor],
+    differences: Mapping[str, Tensor],
+    network: nn.Module,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Weights of a control network: its own where given, else the base's plus ``up @ down``."""
+    weights = {}
+    for key, empty in network.state_dict().items():
+        stem = key.removesuffix(".weight")
+        up, down = differences.get(f"{stem}.up"), differences.get(f"{stem}.down")
+        if key in differences:
+            weight = differences[key].to(dtype)
+        elif key in base:
+            weight = base[key].to(dtype)
+        else:
+            raise ValueError(f"the Control-LoRA lacks {key}, and so does the diffusion model")
+        if key.endswith(".weight") and up is not None and down is not None:
+            delta = up.float().flatten(1) @ down.float().flatten(1)
+            weight = (weight.float() + delta.reshape(empty.shape).to(weight.device)).to(dtype)
+        weights[key] = weight
+    return weights
+
+
+class T2IAdapter(ControlBase):
+    """A T2I adapter: features of the hint alone, the same for every step."""
+
+    def __init__(
+        self,
+        t2i_model: nn.Module,
+        channels_in: int,
+        compression_ratio: int,
+        upscale_algorithm: str,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.t2i_model = t2i_model
+        self.channels_in = channels_in
+        self.control_input: Control | None = None
+        self.compression_ratio = compression_ratio
+        self.upscale_algorithm = upscale_algorithm
+        self.device = device or placement.get_torch_device()
+
+    def scale_image_to(self, width: int, height: int) -> tuple[int, int]:
+        """The least size the adapter can take that is no smaller."""
+        step = self.t2i_model.unshuffle_amount
+        return math.ceil(width / step) * step, math.ceil(height / step) * step
+
+    def get_control(
+        self,
+        x_noisy: Tensor,
+        t: Tensor,
+        cond: dict[str, Any],
+        batched_number: int,
+        transformer_options: dict[str, Any],
+    ) -> Control | None:
+        """See ControlBase."""
+        earlier = self.earlier_control(x_noisy, t, cond, batched_number, transformer_options)
+        if self.is_idle(t):
+            return earlier
+        width, height = self.scale_image_to(
+            x_noisy.shape[3] * self.compression_ratio, x_noisy.shape[2] * self.compression_ratio
+        )
+        if self.cond_hint is None or self.cond_hint.shape[-2:] != (height, width):
+            hint = resize.common_upscale(
+                self.cond_hint_original, width, height, self.upscale_algorithm, "center"
+            )
+            self.cond_hint = hint.float().to(self.device)
+            if self.channels_in == 1 and self.cond_hint.shape[1] > 1:
+                self.cond_hint = self.cond_hint.mean(1, keepdim=True)
+            self.control_input = None
+        if x_noisy.shape[0] != self.cond_hint.shape[0]:
+            self.cond_hint = broadcast_image_to(self.cond_hint, x_noisy.shape[0], batched_number)
+        if self.control_input is None:
+            self.t2i_model.to(device=self.device, dtype=x_noisy.dtype)
+            self.control_input = self.t2i_model(self.cond_hint.to(x_noisy.dtype))
+            self.t2i_model.cpu()
+        fresh = {part: list(features) for part, features in self.control_input.items()}
+        return self.control_merge(fresh, earlier, x_noisy.dtype)
+
+    def copy(self) -> T2IAdapter:
+        """See ControlBase."""
+        new = T2IAdapter(
+            self.t2i_model, self.channels_in, self.compression_ratio, self.upscale_algorithm
+        )
+        self.copy_to(new)
+        return new
+
+    def cleanup(self) -> None:
+        """See ControlBase."""
+        self.control_input = None
+        super().cleanup()
