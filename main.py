@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.metadata
 import importlib.util
 import logging
 import os
 import shutil
 import sys
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import folder_paths
 from comfy import cli_args
+from comfy_execution import supervisor
 
 if TYPE_CHECKING:
     from comfy.devices.policies import MemoryPolicy, PrecisionPolicy
@@ -70,9 +70,18 @@ def configure_folders(args: argparse.Namespace) -> None:
         folder_paths.get_input_directory(),
         folder_paths.get_temp_directory(),
         folder_paths.get_user_directory(),
+        *default_user_folders(args),
         *folder_paths.get_folder_paths("custom_nodes"),
     ):
         os.makedirs(folder, exist_ok=True)
+
+
+def default_user_folders(args: argparse.Namespace) -> list[str]:
+    """Folders in which the editor looks at every start; it reports each missing one as an error."""
+    if args.multi_user or args.auth:
+        return []
+    user = os.path.join(folder_paths.get_user_directory(), "default")
+    return [os.path.join(user, "workflows"), os.path.join(user, "subgraphs")]
 
 
 def configure_logging(args: argparse.Namespace) -> LogCapture:
@@ -228,83 +237,14 @@ def server_options(args: argparse.Namespace, argv: Sequence[str]) -> ServerOptio
 # What the services ask for
 
 
-def system_stats() -> dict[str, Any]:
-    """Versions, memory in bytes and devices, in the form of `/system_stats`."""
-    import torch
-
-    from comfy.devices import accelerators, memory
-    from comfy.devices.runtime import get_runtime
-
-    primary = get_runtime().device
-    ram = torch.device("cpu")
-    listed = [primary] if primary.type == "cpu" else accelerators.accelerator_devices()
-    devices = []
-    for device in sorted(listed, key=lambda one: one != primary):
-        total, torch_total = memory.get_total_memory(device, torch_total_too=True)
-        free, torch_free = memory.get_free_memory(device, torch_free_too=True)
-        devices.append(
-            {
-                "name": accelerators.device_name(device),
-                "type": device.type,
-                "index": device.index,
-                "vram_total": total,
-                "vram_free": free,
-                "torch_vram_total": torch_total,
-                "torch_vram_free": torch_free,
-            }
-        )
-    system = {
-        "ram_total": memory.get_total_memory(ram),
-        "ram_free": memory.get_free_memory(ram),
-        "pytorch_version": torch.__version__,
-        "installed_templates_version": installed_version("comfyui-workflow-templates-core"),
-    }
-    return {"system": system, "devices": devices}
-
-
-def installed_version(package: str) -> str | None:
-    """Version of an installed package; None if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def free_after_oom(error: BaseException) -> str | None:
-    """Unloads all models after an out-of-memory error and says so; None for any other error."""
-    import torch
-
-    from comfy.devices import residency
-
-    if not isinstance(error, torch.OutOfMemoryError | MemoryError | residency.OutOfMemoryReport):
-        return None
-    residency.unload_all_models()
-    return (
-        "Memory ran out. All models were unloaded; the next prompt starts with free memory. Use a "
-        "smaller picture, batch or model, or start with --lowvram."
-    )
-
-
-def files_exist(ui: Mapping[str, Any]) -> bool:
-    """Whether every file that a node's UI object names is still there."""
-    items = (item for items in ui.values() if isinstance(items, list) for item in items)
-    for item in items:
-        if not isinstance(item, dict) or "filename" not in item:
-            continue
-        root = folder_paths.get_directory_by_type(item.get("type", "output"))
-        if root is None:
-            continue
-        if not os.path.isfile(os.path.join(root, item.get("subfolder", ""), item["filename"])):
-            return False
-    return True
-
-
 def executor_options(args: argparse.Namespace) -> ExecutorOptions:
     """Cache policy and hooks of the executor."""
     import torch
 
+    from comfy.devices.report import free_after_oom
     from comfy_execution.caching import CacheType, make_cache
     from comfy_execution.executor import ExecutorOptions
+    from comfy_server.results import files_exist
 
     kinds = {
         CacheType.LRU: args.cache_lru > 0,
@@ -319,6 +259,11 @@ def executor_options(args: argparse.Namespace) -> ExecutorOptions:
         oom_hook=free_after_oom,
         ui_is_valid=files_exist,
     )
+
+
+def restart_process() -> None:
+    """Ends this process at once; its supervisor starts it again with the queue as it is."""
+    os._exit(supervisor.RESTART_EXIT_CODE)
 
 
 async def load_nodes(packs: PackSelection) -> None:
@@ -364,6 +309,7 @@ class Program:
 
     def build_server(self) -> PromptServer:
         """The HTTP side with its queue; packs find it as `PromptServer.instance`."""
+        from comfy.devices import report
         from comfy.interrupt import INTERRUPT
         from comfy_execution.journal import Journal
         from comfy_execution.queue import PromptQueue
@@ -373,7 +319,7 @@ class Program:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.journal = None if self.args.no_journal else Journal(path)
         self.queue = PromptQueue(interrupt=INTERRUPT, journal=self.journal)
-        services = Services(self.queue, system_stats=system_stats)
+        services = Services(self.queue, system_stats=report.system_stats)
         return PromptServer(asyncio.get_running_loop(), self.options, services, self.logs)
 
     def install_devices(self) -> None:
@@ -429,7 +375,12 @@ class Program:
         server.packs.web_directories.update(nodes.EXTENSION_WEB_DIRS)
 
         executor = PromptExecutor(registry, server, INTERRUPT, executor_options(self.args))
-        breaker = Breaker(executor.guard, INTERRUPT.exception, self.queue.is_running)
+        breaker = Breaker(
+            executor.guard,
+            INTERRUPT.exception,
+            self.queue.is_running,
+            restart=restart_process if supervisor.LIFELINE_VARIABLE in os.environ else None,
+        )
         self.queue.add_interrupt_listener(breaker.follow)
         set_progress_bar_global_hook(make_progress_hook())
         if self.journal is not None:
@@ -438,7 +389,12 @@ class Program:
                 "paused": StartMode.PAUSE,
                 "clear": StartMode.CLEAR,
             }
-            recover(self.queue, self.journal, modes[self.args.on_restart])
+            recover(
+                self.queue,
+                self.journal,
+                modes[self.args.on_restart],
+                retry_running=not supervisor.was_native_crash(os.environ),
+            )
         hooks = WorkerHooks(
             before_prompt=lambda extra: latent_preview.set_preview_method(
                 extra.get("preview_method")
@@ -466,8 +422,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run() -> int:
-    """Console entry: the server under its supervisor."""
-    return main(sys.argv[1:])
+    """Console entry: the server under its supervisor, unless that is switched off."""
+    argv = sys.argv[1:]
+    args = cli_args.fill(argv)
+    is_child = supervisor.tie_to_parent(os.environ)
+    if is_child or args.no_supervisor or args.quick_test_for_ci:
+        return main(argv)
+    return supervisor.supervise([sys.executable, os.path.abspath(__file__), *argv], os.environ)
 
 
 if __name__ == "__main__":

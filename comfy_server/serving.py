@@ -21,6 +21,8 @@ from comfy_server.prompt_server import PromptServer
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_GRACE_S = 3.0
+SAME_KEYPRESS_S = 1.0
+"""Ctrl-C reaches this process and its supervisor, which passes it on: the echo is no second one."""
 KEEPALIVE_S = 75.0
 BACKLOG = 512
 EXPOSED = (
@@ -188,8 +190,9 @@ async def serve(
     loop = asyncio.get_running_loop()
 
     def end(number: int) -> None:
-        ended.set()
-        loop.remove_signal_handler(number)
+        if not ended.is_set():
+            ended.set()
+            loop.call_later(SAME_KEYPRESS_S, loop.remove_signal_handler, number)
 
     watched = []
     with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not the main thread
