@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CacheEntry:
     """The result of a node.
 
@@ -31,8 +31,7 @@ class CacheEntry:
     children_ui: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Ownership:
+class Ownership(NamedTuple):
     """Where a result comes from.
 
     Attributes:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CoroutineType
-from typing import Any
+from typing import Any, NamedTuple
 
 from comfy_execution.breaker import CallGuard
 from comfy_execution.context import check_interrupt
@@ -27,8 +27,7 @@ class NodeExitError(Exception):
     """An async node tried to end the process; the cause is its SystemExit or KeyboardInterrupt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """How one execution of a node is to be called and read."""
 
     spec: NodeSpec

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from comfy_execution.context import get_executing_context
+
 Link = list[Any]
 
 LONGEST_PLAIN_PREFIX = 200
@@ -26,16 +28,14 @@ class ExecutionBlocker:
 
 def is_link(value: Any) -> bool:
     """Whether an input value is a link: ``[node_id, output_index]``."""
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and isinstance(value[0], str)
-        and isinstance(value[1], (int, float))
-        and not isinstance(value[1], bool)
-    )
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    source, slot = value
+    return isinstance(source, str) and isinstance(slot, (int, float)) and type(slot) is not bool
 
 
 _default_prefix: ContextVar[tuple[str, int, int]] = ContextVar("graph_prefix", default=("", 0, 0))
+"""Root, call index and graph index of the builder made last, or set for the next one."""
 
 
 class GraphBuilder:
@@ -55,7 +55,7 @@ class GraphBuilder:
 
     @classmethod
     def set_default_prefix(cls, prefix_root: str, call_index: int, graph_index: int = 0) -> None:
-        """Sets the place builders are named after; the executor does so before each call."""
+        """Sets the place builders are named after outside of running nodes."""
         _default_prefix.set((prefix_root, call_index, graph_index))
 
     @classmethod
@@ -63,7 +63,7 @@ class GraphBuilder:
         cls, root: str | None = None, call_index: int | None = None, graph_index: int | None = None
     ) -> str:
         """The prefix of the next builder; whatever is None comes from the running node."""
-        default_root, default_call, default_graph = _default_prefix.get()
+        default_root, default_call, default_graph = _next_place()
         root = default_root if root is None else root
         call_index = default_call if call_index is None else call_index
         if graph_index is None:
@@ -144,6 +144,17 @@ class Node:
         if self.override_display_id is not None:
             data["override_display_id"] = self.override_display_id
         return data
+
+
+def _next_place() -> tuple[str, int, int]:
+    """Where the next builder is named after: the running call, or what was set before."""
+    place = _default_prefix.get()
+    running = get_executing_context()
+    if running is None or running.list_index is None:
+        return place
+    if place[:2] == (running.node_id, running.list_index):
+        return place
+    return (running.node_id, running.list_index, 0)
 
 
 def add_graph_prefix(

@@ -11,6 +11,7 @@ import logging
 import os
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,17 @@ class Recovered:
     abandoned: list[tuple[QueueItem, str]]
 
 
+class _Enqueued:
+    """A prompt on its way to the disk, and what became of it."""
+
+    __slots__ = ("error", "is_done", "row")
+
+    def __init__(self, row: tuple[object, ...]) -> None:
+        self.row = row
+        self.is_done = False
+        self.error: Exception | None = None
+
+
 class Journal:
     """One SQLite file, owned by one process. Methods may be called from any thread."""
 
@@ -76,6 +88,7 @@ class Journal:
         """
         self.path = path
         self._lock = threading.Lock()
+        self._waiting: deque[_Enqueued] = deque()
         self._owner = _claim(path)
         self._db = sqlite3.connect(
             path, check_same_thread=False, isolation_level=None, timeout=10.0
@@ -95,6 +108,8 @@ class Journal:
     def enqueue(self, item: QueueItem, prompt_text: str, fingerprint: str, arrival: int) -> None:
         """Writes an accepted prompt; it is on disk when this returns.
 
+        Prompts that several threads bring at once share one flush of the disk.
+
         Args:
             item: What was accepted; its secrets are left out.
             prompt_text: JSON text of its prompt.
@@ -110,16 +125,39 @@ class Journal:
             dump_json(item[4]),
             fingerprint,
         )
+        ticket = _Enqueued(row)
+        self._waiting.append(ticket)
         with self._lock:
-            self._db.execute("PRAGMA synchronous=FULL")
-            try:
-                self._db.execute(
-                    "INSERT INTO queue (prompt_id, number, arrival, prompt, extra_data, outputs, "
-                    "fingerprint) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    row,
-                )
-            finally:
-                self._db.execute("PRAGMA synchronous=NORMAL")
+            if not ticket.is_done:
+                self._write_waiting()
+        if ticket.error is not None:
+            raise ticket.error
+
+    def _write_waiting(self) -> None:
+        """Writes every prompt that threads wait to see on disk with one flush. The lock is held."""
+        batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        self._db.execute("PRAGMA synchronous=FULL")
+        try:
+            self._insert(batch)
+        except sqlite3.Error:
+            for ticket in batch:  # one of them is at fault: the others must not suffer
+                try:
+                    self._insert([ticket])
+                except sqlite3.Error as error:
+                    ticket.error = error
+        finally:
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            for ticket in batch:
+                ticket.is_done = True
+
+    def _insert(self, batch: Sequence[_Enqueued]) -> None:
+        with self._db:
+            self._db.execute("BEGIN")
+            self._db.executemany(
+                "INSERT INTO queue (prompt_id, number, arrival, prompt, extra_data, outputs, "
+                "fingerprint) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [ticket.row for ticket in batch],
+            )
 
     def mark_running(self, prompt_id: str) -> None:
         """Counts a start of the prompt."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any
 
 from comfy_execution.context import check_interrupt, get_executing_context
@@ -85,7 +84,7 @@ class ProgressRegistry:
         if entry is None:
             self._nodes[node_id] = self._entry(node_id, "finished", 1, 1)
         else:
-            self._nodes[node_id] = replace(entry, state="finished", value=entry.max)
+            self._nodes[node_id] = self._entry(node_id, "finished", entry.max, entry.max)
         self._publish()
 
     def flush(self) -> None:

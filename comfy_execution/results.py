@@ -27,7 +27,7 @@ class RunResults:
         self._release = release
         self._results: dict[str, CacheEntry] = {}
         self._users: dict[str, int] = {}
-        self._followed: set[str] = set()
+        self._followed: dict[str, set[str]] = {}  # what each node may still use
         self._gone: set[str] = set()
         self._read: set[str] = set()
         self._readers = 0
@@ -66,9 +66,9 @@ class RunResults:
             node_id = stack.pop()
             if node_id in self._followed or is_known(node_id):
                 continue
-            self._followed.add(node_id)
+            sources = self._followed[node_id] = self._sources(node_id)
             self._readers += self._reads_graph(node_id)
-            for source in set(self._sources(node_id)):
+            for source in sources:
                 self._users[source] = self._users.get(source, 0) + 1
                 stack.append(source)
 
@@ -102,11 +102,11 @@ class RunResults:
         if self._users.get(node_id, 0) <= 0:
             self._drop(node_id)
 
-    def _forget_user(self, node_id: str) -> list[str]:
+    def _forget_user(self, node_id: str) -> set[str]:
         self._gone.add(node_id)
         if node_id not in self._read:
             self._end_reading(node_id)
-        return list(set(self._sources(node_id)))
+        return self._followed[node_id]
 
     def _end_reading(self, node_id: str) -> None:
         self._readers -= self._reads_graph(node_id)
@@ -121,9 +121,9 @@ class RunResults:
         else:
             self._results.pop(node_id, None)
 
-    def _sources(self, node_id: str) -> Iterable[str]:
+    def _sources(self, node_id: str) -> set[str]:
         inputs = self._prompt.get_node(node_id).get("inputs") or {}
-        return [source for source in linked_nodes(inputs) if self._prompt.has_node(source)]
+        return {source for source in linked_nodes(inputs) if self._prompt.has_node(source)}
 
     def _reads_graph(self, node_id: str) -> int:
         return int(self._specs[self._prompt.get_node(node_id)["class_type"]].reads_graph)

@@ -17,7 +17,7 @@ from comfy_execution.context import ExecutionContext, set_executing_context
 from comfy_execution.events import EventSink
 from comfy_execution.failures import Failure, describe_failure
 from comfy_execution.graph import DynamicPrompt, ExecutionList, NodeInputError
-from comfy_execution.graph_utils import ExecutionBlocker, GraphBuilder, is_link
+from comfy_execution.graph_utils import ExecutionBlocker, is_link
 from comfy_execution.inputs import InputLists, gather_inputs, hidden_values, take_output
 from comfy_execution.progress import ProgressRegistry
 from comfy_execution.records import RunRecord
@@ -165,8 +165,6 @@ class PromptRun:
                 return ExecutionResult.FAILURE, Failure(node_id, interrupted=True), error
             failure = describe_failure(node_id, error, self._inputs, self.hooks.failure_hint)
             return ExecutionResult.FAILURE, failure, error
-        finally:
-            set_executing_context(None)
 
     async def _step(self, node_id: str) -> StepResult:
         entry = self.lookup(node_id)
@@ -225,7 +223,6 @@ class PromptRun:
 
     def _before_call(self, node_id: str, index: int) -> None:
         set_executing_context(ExecutionContext(self.prompt_id, node_id, index))
-        GraphBuilder.set_default_prefix(node_id, index, 0)
 
     def _instance(self, node_id: str, spec: NodeSpec) -> Any:
         objects = self.caches.objects

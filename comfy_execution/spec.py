@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -161,7 +161,7 @@ class NodeSpec:
         else:
             found = Returned(result)
         if isinstance(found.values, ExecutionBlocker):
-            return replace(found, values=(found.values,) * self.slot_count())
+            return found._replace(values=(found.values,) * self.slot_count())
         return found
 
     def slot_count(self) -> int:
@@ -193,8 +193,7 @@ class Bound:
         return values
 
 
-@dataclass(frozen=True)
-class Returned:
+class Returned(NamedTuple):
     """What one call of a node gave back.
 
     Attributes:
