@@ -17,6 +17,12 @@ from comfy_nodes.conditioning import (
     ConditioningSetTimestepRange,
     ConditioningZeroOut,
 )
+from comfy_nodes.control import (
+    ControlNetApply,
+    ControlNetApplyAdvanced,
+    ControlNetLoader,
+    DiffControlNetLoader,
+)
 from comfy_nodes.custom_packs import EXTENSION_WEB_DIRS, LOADED_MODULE_DIRS, get_module_name
 from comfy_nodes.image import (
     EmptyImage,

@@ -8,6 +8,7 @@ MODULES: tuple[str, ...] = (
     "nodes_align_your_steps",
     "nodes_advanced_samplers",
     "nodes_clip_sdxl",
+    "nodes_controlnet",
     "nodes_mask",
     "nodes_compositing",
     "nodes_images",

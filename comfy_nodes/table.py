@@ -10,6 +10,7 @@ from typing import Any
 
 from comfy_nodes import (
     conditioning,
+    control,
     image,
     image_files,
     latent,
@@ -19,7 +20,17 @@ from comfy_nodes import (
     vae,
 )
 
-CATEGORIES = (sampling, loaders, conditioning, latent, latent_files, vae, image, image_files)
+CATEGORIES = (
+    sampling,
+    loaders,
+    conditioning,
+    control,
+    latent,
+    latent_files,
+    vae,
+    image,
+    image_files,
+)
 
 NODE_CLASS_MAPPINGS: dict[str, Any] = {
     name: node for module in CATEGORIES for name, node in module.NODE_CLASS_MAPPINGS.items()

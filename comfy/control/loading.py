@@ -36,8 +36,7 @@ def load_controlnet(
 
     Args:
         ckpt_path: The file.
-        model: Diffusion model for files that hold only differences from it (unused by the kinds
-            known here).
+        model: Diffusion model, for files that hold differences from it.
         model_options: ``dtype``, ``load_device``, ``custom_operations`` and the like.
     Raises:
         WeightFileError: The file cannot be read or is of no known kind.
@@ -63,12 +62,28 @@ def load_controlnet_state_dict(
     metadata: Mapping[str, str] | None = None,
 ) -> ControlBase | None:
     """As `load_controlnet`, from tensors; None for an unknown kind."""
-    del model
+    if "difference" in state_dict:
+        state_dict = _add_base(state_dict, model)
     for load in KINDS.values():
         control = load(state_dict, model_options or {}, metadata)
         if control is not None:
             return control
     return None
+
+
+def _add_base(weights: StateDict, model: Any) -> StateDict:
+    """Whole weights of a ControlNet stored as differences from a diffusion model."""
+    if model is None:
+        raise ValueError(
+            "this ControlNet holds differences from a diffusion model; load it with the node "
+            "Load ControlNet Model (diff), which takes that model"
+        )
+    base = model.model.diffusion_model.state_dict()
+    whole = {}
+    for key, value in weights.items():
+        own = base.get(key.removeprefix("control_model."))
+        whole[key] = value if own is None else value + own.to(value)
+    return whole
 
 
 def _load_lora(
