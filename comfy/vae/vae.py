@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from comfy import interrupt
 from comfy.devices import memory, placement, precision, residency
 from comfy.patching.patcher import ModelPatcher
-from comfy.vae import tiled
 from comfy.vae.kinds import custom_spec, detect_autoencoder
 from comfy.vae.spec import AutoencoderSpec
+from comfy.vae.tiled import TiledCoding
 from comfy.weights.fill import IncompleteWeightsError, fill, in_words
 from comfy.weights.layout import arrange_convolutions
 
@@ -27,7 +27,7 @@ class NotFiniteError(ValueError):
     """A latent or picture holds NaN or infinite values."""
 
 
-class VAE:
+class VAE(TiledCoding):
     """An autoencoder, in the types and on the devices the policies choose.
 
     Pictures are ``[B, H, W, C]`` in 0..1 (video: ``[B, T, H, W, C]``), latents ``[B, C, h, w]``
@@ -233,112 +233,6 @@ class VAE:
         whole = self.upscale_ratio[0](self.downscale_ratio[0](frames))
         return self.encode_tiled_3d(pixels, tile_t=whole, **given)
 
-    def decode_tiled_(
-        self, samples: Tensor, tile_x: int = 64, tile_y: int = 64, overlap: int = 16
-    ) -> Tensor:
-        """``[B, C, H, W]`` pictures of ``[B, c, h, w]`` latents."""
-        run = self._decoder({})
-        ratio, channels = self.upscale_ratio, self.output_channels
-        out = tiled.three_tilings(
-            samples, run, tile_x, tile_y, overlap, ratio, channels, self.output_device
-        )
-        return self.process_output(out)
-
-    def encode_tiled_(
-        self, pixel_samples: Tensor, tile_x: int = 512, tile_y: int = 512, overlap: int = 64
-    ) -> Tensor:
-        """``[B, c, h, w]`` latents of ``[B, C, H, W]`` pictures."""
-        scale = 1 / self.downscale_ratio
-        return tiled.three_tilings(
-            pixel_samples,
-            self._encoder(),
-            tile_x,
-            tile_y,
-            overlap,
-            scale,
-            self.latent_channels,
-            self.output_device,
-        )
-
-    def decode_tiled_1d(self, samples: Tensor, tile_x: int = 256, overlap: int = 32) -> Tensor:
-        """Sound ``[B, C, L]`` of latents ``[B, c, l]`` (or ``[B, c, k, l]``)."""
-        shape = samples.shape
-        flat = samples.reshape(shape[0], -1, shape[-1]) if samples.ndim > 3 else samples
-        run = self._decoder({})
-
-        def decode(part: Tensor) -> Tensor:
-            return run(part.reshape(-1, *shape[1:-1], part.shape[-1]))
-
-        out = tiled.tiles_1d(
-            flat,
-            decode,
-            tile_x,
-            overlap,
-            self.upscale_ratio,
-            self.output_channels,
-            self.output_device,
-        )
-        return self.process_output(out)
-
-    def encode_tiled_1d(
-        self, samples: Tensor, tile_x: int = 256 * 2048, overlap: int = 64 * 2048
-    ) -> Tensor:
-        """Latents ``[B, c, l]`` of sound ``[B, C, L]``."""
-        scale = 1 / self.downscale_ratio
-        channels = self.latent_channels * (self.extra_1d_channel or 1)
-        run = self._encoder()
-
-        def encode(part: Tensor) -> Tensor:
-            out = run(part)
-            return out.reshape(out.shape[0], channels, out.shape[-1])
-
-        out = tiled.tiles_1d(samples, encode, tile_x, overlap, scale, channels, self.output_device)
-        if self.extra_1d_channel is None:
-            return out
-        return out.reshape(samples.shape[0], self.latent_channels, self.extra_1d_channel, -1)
-
-    def decode_tiled_3d(
-        self,
-        samples: Tensor,
-        tile_t: int = 999,
-        tile_x: int = 32,
-        tile_y: int = 32,
-        overlap: tuple[int, int, int] = (1, 8, 8),
-    ) -> Tensor:
-        """Video ``[B, C, T, H, W]`` of latents ``[B, c, t, h, w]``."""
-        out = tiled.tiles_3d(
-            samples,
-            self._decoder({}),
-            (tile_t, tile_x, tile_y),
-            overlap,
-            self.upscale_ratio,
-            self.upscale_index_formula,
-            self.output_channels,
-            self.output_device,
-        )
-        return self.process_output(out)
-
-    def encode_tiled_3d(
-        self,
-        samples: Tensor,
-        tile_t: int = 9999,
-        tile_x: int = 512,
-        tile_y: int = 512,
-        overlap: tuple[int, int, int] = (1, 64, 64),
-    ) -> Tensor:
-        """Latents ``[B, c, t, h, w]`` of video ``[B, C, T, H, W]``."""
-        return tiled.tiles_3d(
-            samples,
-            self._encoder(),
-            (tile_t, tile_x, tile_y),
-            overlap,
-            self.downscale_ratio,
-            self.downscale_index_formula,
-            self.latent_channels,
-            self.output_device,
-            downscale=True,
-        )
-
     # -- parts -----------------------------------------------------------------------------------
 
     def _load(self, required: float) -> None:
@@ -415,23 +309,6 @@ class VAE:
             return self.first_stage_model.encode(pixels).to(self.output_device).float()
 
         return encode
-
-    def _decode_in_default_tiles(self, samples: Tensor) -> Tensor:
-        dims = samples.ndim - 2
-        if dims == 1 or self.extra_1d_channel is not None:
-            return self.decode_tiled_1d(samples)
-        if dims == 2:
-            return self.decode_tiled_(samples)
-        tile = 256 // self.spacial_compression_decode()
-        lap = tile // 4
-        return self.decode_tiled_3d(samples, tile_x=tile, tile_y=tile, overlap=(1, lap, lap))
-
-    def _encode_in_default_tiles(self, pixels: Tensor) -> Tensor:
-        if self.latent_dim == 1:
-            return self.encode_tiled_1d(pixels)
-        if self.latent_dim == 2:
-            return self.encode_tiled_(pixels)
-        return self.encode_tiled_3d(pixels, tile_x=256, tile_y=256, overlap=(1, 64, 64))
 
 
 def _spatial(ratio: Any) -> Any:

@@ -153,9 +153,9 @@ class SpatialVideoTransformer(SpatialTransformer):
             d_head,
             depth,
             dropout,
-            context_dim=context_dim,
-            disable_self_attn=disable_self_attn,
-            use_linear=use_linear,
+            context_dim,
+            disable_self_attn,
+            use_linear,
             attn_precision=attn_precision,
             operations=operations,
             norm_num_groups=norm_num_groups,
@@ -164,21 +164,18 @@ class SpatialVideoTransformer(SpatialTransformer):
         self.use_spatial_context = use_spatial_context
         self.max_time_embed_period = max_time_embed_period
         inner = n_heads * d_head
+        over_time = {
+            "context_dim": context_dim if use_spatial_context else time_context_dim,
+            "ff_in": ff_in,
+            "inner_dim": inner,
+            "disable_self_attn": disable_self_attn,
+            "disable_temporal_crossattention": disable_temporal_crossattention,
+            "attn_precision": attn_precision,
+            "operations": operations,
+            **place,
+        }
         self.time_stack = nn.ModuleList(
-            BasicTransformerBlock(
-                inner,
-                n_heads,
-                d_head,
-                dropout,
-                context_dim=context_dim if use_spatial_context else time_context_dim,
-                ff_in=ff_in,
-                inner_dim=inner,
-                disable_self_attn=disable_self_attn,
-                disable_temporal_crossattention=disable_temporal_crossattention,
-                attn_precision=attn_precision,
-                operations=operations,
-                **place,
-            )
+            BasicTransformerBlock(inner, n_heads, d_head, dropout, **over_time)
             for _ in range(depth)
         )
         self.time_pos_embed = nn.Sequential(
