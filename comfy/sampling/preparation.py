@@ -12,6 +12,8 @@ import torch
 from comfy.devices import residency
 from comfy.nn.wrappers import run_wrapped
 from comfy.patching.options import create_model_options_clone
+from comfy.patching.wrappers import merge_nested_dicts
+from comfy.sampling import hooked
 
 CondLists = dict[str, list[dict[str, Any]]]
 
@@ -38,6 +40,7 @@ def get_additional_models(conds: CondLists, dtype: torch.dtype | None) -> tuple[
     models += _unique(gligen[1] for gligen in get_models_from_cond(entries, "gligen_model"))
     models += _unique(entry["gligen"][1] for entry in entries if entry.get("gligen") is not None)
     models += _unique(get_models_from_cond(entries, "additional_models"))
+    models += hooked.hook_models(conds)
     inference = sum(control.inference_memory_requirements(dtype) for control in controls)
     return _unique(models), inference
 
@@ -139,33 +142,34 @@ def cast_to_load_options(
         moved(options)
 
 
-def prepare_model_patcher(
-    model: Any,
-    conds: CondLists,  # noqa: ARG001 - public signature
-    model_options: dict[str, Any],
-) -> None:
-    """Put the patcher's wrappers and callbacks into the options of a run, in place."""
+def prepare_model_patcher(model: Any, conds: CondLists, model_options: dict[str, Any]) -> None:
+    """Put the patcher's wrappers and callbacks into a run's options and register its hooks."""
     options = model_options.setdefault("transformer_options", {})
     wanted = model_options.setdefault("to_load_options", {})
     for name in ("wrappers", "callbacks"):
-        options[name] = create_model_options_clone(getattr(model, name, {}))
+        options[name] = merge_nested_dicts(options.get(name, {}), getattr(model, name))
         wanted[name] = options[name]
+    hooked.register_hooks(model, conds, model_options)
 
 
 @contextmanager
 def run_of(guider: Any) -> Iterator[None]:
     """Give a guider fresh lists and options of its own for one run; restore it afterwards."""
     patcher, original = guider.model_patcher, guider.model_options
+    mode = patcher.hook_mode
     guider.conds = {
         name: [dict(entry) for entry in entries] for name, entries in guider.original_conds.items()
     }
+    hooked.share_control_hooks(guider.conds)
     options = guider.model_options = create_model_options_clone(original)
     try:
+        patcher.hook_mode = hooked.mode_for(guider.conds, mode)
         prepare_model_patcher(patcher, guider.conds, options)
+        hooked.drop_unregistered(guider.conds, options)
         yield
     finally:
         cast_to_load_options(options, device=patcher.offload_device)
         guider.model_options = original
-        if "registered_hooks" in options:
-            patcher.restore_hook_patches()
+        patcher.hook_mode = mode
+        patcher.restore_hook_patches()
         del guider.conds
