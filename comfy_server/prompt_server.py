@@ -35,6 +35,7 @@ from protocol import BinaryEventTypes
 
 logger = logging.getLogger(__name__)
 
+SUBMITTERS = 32
 PromptHandler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -81,7 +82,9 @@ class PromptServer:
         self.supports = ["custom_nodes_from_web"]
         self.on_prompt_handlers: list[PromptHandler] = []
         self.routes = web.RouteTableDef()
-        self._submitter = ThreadPoolExecutor(1, thread_name_prefix="prompt-submitter")
+        self._submitter = ThreadPoolExecutor(
+            SUBMITTERS, thread_name_prefix="prompt-submitter"
+        )
         self.hub = Hub(loop, self.options.preview_interval_s)
         self.packs = Packs(self.options.frontend_root, self.options.extension_root)
         self.user_manager = UserManager(
@@ -178,7 +181,7 @@ class PromptServer:
     async def submit(self, item: Sequence[Any]) -> Submission:
         """Puts a prompt in the queue; it is on disk when this returns.
 
-        One thread writes, so that prompts keep the order they arrived in.
+        Threads wait for the disk together, so that many clients share one flush.
         """
         return await self.loop.run_in_executor(self._submitter, self.prompt_queue.submit, item)
 
@@ -227,6 +230,8 @@ class PromptServer:
             self.last_node_id = event.display_node
         sid = event.client_id
         if sid is None and not event.broadcast:
+            return
+        if not self.hub.is_heard(sid):
             return
         self.send_sync(event.name, event.payload(), None if event.broadcast else sid)
 
