@@ -9,6 +9,7 @@ MODULES: tuple[str, ...] = (
     "nodes_advanced_samplers",
     "nodes_clip_sdxl",
     "nodes_controlnet",
+    "nodes_prompt_weights",
     "nodes_mask",
     "nodes_compositing",
     "nodes_images",

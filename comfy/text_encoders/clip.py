@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from comfy.devices import placement, precision, residency
 from comfy.patching.patcher import ModelPatcher
+from comfy.text_encoders import weighting
 from comfy.text_encoders.scheduling import encode_scheduled
 from comfy.weights.fill import fill
 
@@ -45,6 +46,7 @@ class CLIP:
         layer_idx: Layer whose state is used, negative from the end; None for the encoder's own.
         tokenizer_options: Options for every call of the tokenizer.
         use_clip_schedule: Whether hooks change the encoder along the sampling schedule.
+        weight_interpretation: What weights on tokens do; a name of `weighting.INTERPRETATIONS`.
         apply_hooks_to_conds: Hooks to attach to conditioning made here.
     """
 
@@ -94,6 +96,7 @@ class CLIP:
         self.layer_idx: int | None = None
         self.use_clip_schedule = False
         self.tokenizer_options: dict[str, Any] = {}
+        self.weight_interpretation = weighting.DEFAULT
         logger.debug("Text encoder %s in %s", type(self.cond_stage_model).__name__, dtype)
 
     def _fill(self, state_dict: StateDict | Sequence[StateDict]) -> None:
@@ -116,6 +119,7 @@ class CLIP:
         new.layer_idx = self.layer_idx
         new.tokenizer_options = dict(self.tokenizer_options)
         new.use_clip_schedule = self.use_clip_schedule
+        new.weight_interpretation = self.weight_interpretation
         new.apply_hooks_to_conds = self.apply_hooks_to_conds
         return new
 
@@ -173,6 +177,9 @@ class CLIP:
     def _prepare(self, unprojected: bool = False) -> None:
         """Set the encoder's options to those of this view."""
         self.cond_stage_model.reset_clip_options()
+        self.cond_stage_model.set_clip_options(
+            {"weight_interpretation": self.weight_interpretation}
+        )
         if self.layer_idx is not None:
             self.cond_stage_model.set_clip_options({"layer": self.layer_idx})
         if unprojected:

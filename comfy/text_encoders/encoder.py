@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from comfy import ops
 from comfy.devices import placement
 from comfy.ldm.clip.text import CLIPTextModel
+from comfy.text_encoders import weighting
 from comfy.text_encoders.token_embedding import SpecialTokens, embed_tokens
 from comfy.weights.assign import assign_weights
 
@@ -40,6 +41,7 @@ class ClipTokenWeightEncoder:
     """Applies the weights of tokens to what ``encode`` gives; mixed into encoders."""
 
     special_tokens: Mapping[str, Any]
+    weight_interpretation: str = weighting.DEFAULT
     encode: Callable[[list[list[Any]]], tuple[Any, ...]]
     """States ``[chunks, L, D]``, pooled states ``[chunks, D]`` or None, optionally extras."""
 
@@ -59,7 +61,10 @@ class ClipTokenWeightEncoder:
             joined = states[-1:]
         else:
             if is_weighted:
-                states = _weight(states[:count], states[-1], token_weight_pairs)
+                weights = [[pair[1] for pair in chunk] for chunk in token_weight_pairs]
+                states = weighting.weight_states(
+                    self.weight_interpretation, states[:count], states[-1], weights
+                )
             joined = states[:count].flatten(0, 1)[None]
         resting = placement.intermediate_device()
         if first_pooled is not None:
@@ -68,17 +73,6 @@ class ClipTokenWeightEncoder:
         if extras:
             result += (_join_extras(extras[0], max(count, 1)),)
         return result
-
-
-def _weight(states: Tensor, empty: Tensor, chunks: Sequence[Chunk]) -> Tensor:
-    """Move the states of weighted tokens from those of the empty text."""
-    weights = states.new_ones(states.shape[:2])
-    for number, chunk in enumerate(chunks):
-        for position, pair in enumerate(chunk[: weights.shape[1]]):
-            weights[number, position] = pair[1]
-    weights = weights[..., None]
-    moved = empty + (states - empty) * weights
-    return torch.where(weights == 1, states, moved)  # weight 1 leaves a state exactly as it is
 
 
 def _join_extras(extras: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -160,6 +154,9 @@ class SDClipModel(nn.Module, ClipTokenWeightEncoder):
     def set_clip_options(self, options: Mapping[str, Any]) -> None:
         """Set ``layer`` (negative from the end), ``projected_pooled`` and ``execution_device``."""
         self.execution_device = options.get("execution_device", self.execution_device)
+        self.weight_interpretation = options.get(
+            "weight_interpretation", self.weight_interpretation
+        )
         layer_idx = options.get("layer", self.layer_idx)
         self.return_projected_pooled = options.get("projected_pooled", self.return_projected_pooled)
         if self.layer == "all":
@@ -173,6 +170,7 @@ class SDClipModel(nn.Module, ClipTokenWeightEncoder):
         """Back to the options the encoder was made with."""
         self.layer, self.layer_idx, self.return_projected_pooled = self.options_default
         self.execution_device = None
+        self.weight_interpretation = weighting.DEFAULT
 
     def encode(self, tokens: list[list[Any]]) -> tuple[Any, ...]:
         """States, pooled states and extras of chunks of tokens (ids or embedding rows)."""
