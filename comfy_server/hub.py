@@ -19,20 +19,22 @@ import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import WSCloseCode, web
 
-from comfy_server.frames import text_frame, with_sequence
-from comfy_server.outbox import Frame, LazyFrame, Outbox, Overflow
+from comfy_server.frames import text_frame, wire_form, with_sequence
+from comfy_server.outbox import Frame, LazyFrame, Outbox, Overflow, TextFrame
 
 logger = logging.getLogger(__name__)
 
 KEPT_FRAMES = 4096
 KEPT_AFTER_CLOSE_S = 300.0
 MOST_CLAIMS = 100_000
+UNREAD_BYTES = 256 * 1024
+UNREAD_CHECK_S = 0.01
 
 
 @dataclass
@@ -41,17 +43,17 @@ class Stream:
 
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     sequence: int = 0
-    frames: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=KEPT_FRAMES))
+    frames: deque[tuple[int, TextFrame]] = field(default_factory=lambda: deque(maxlen=KEPT_FRAMES))
     closed_at: float | None = None
 
-    def number(self, frame: str) -> str:
+    def number(self, frame: str) -> TextFrame:
         """Gives the frame the next number and keeps it."""
         self.sequence += 1
-        numbered = with_sequence(frame, self.sequence)
+        numbered = TextFrame(with_sequence(frame, self.sequence))
         self.frames.append((self.sequence, numbered))
         return numbered
 
-    def missed_since(self, last: int) -> list[str] | None:
+    def missed_since(self, last: int) -> list[TextFrame] | None:
         """Frames after number `last`; None when some of them are no longer kept."""
         if last > self.sequence or (self.frames and self.frames[0][0] > last + 1):
             return None
@@ -65,6 +67,7 @@ class Client:
     sid: str
     socket: web.WebSocketResponse
     user: str = "default"
+    transport: asyncio.Transport | None = None  # None: the connection is compressed
     stream: Stream | None = None
     outbox: Outbox = field(default_factory=Outbox)
     flags: dict[str, Any] = field(default_factory=dict)
@@ -108,20 +111,17 @@ class Hub:
 
     # -- sockets -------------------------------------------------------------------------------
 
-    def attach(
-        self, sid: str, socket: web.WebSocketResponse, user: str, resume: str | None
-    ) -> Client:
+    def attach(self, client: Client, resume: str | None) -> None:
         """Registers a socket; a newer one takes over the id of an older."""
-        client = Client(sid, socket, user)
+        sid = client.sid
         if resume is not None:
             client.stream = self._streams.setdefault(sid, Stream())
             client.stream.closed_at = None
         self.clients[sid] = client
-        self.sockets[sid] = socket
+        self.sockets[sid] = client.socket
         self.metadata[sid] = {"feature_flags": client.flags}
         client.writer = self._loop.create_task(self._write(client))
         self._forget_old_streams()
-        return client
 
     def claim(self, sid: str, user: str) -> bool:
         """Binds a client id to the first user who uses it; False if it is another's."""
@@ -144,18 +144,18 @@ class Hub:
         """Sends the first frame, and before any other what a returning client has missed."""
         first: dict[str, Any] = {"status": status["status"], "sid": client.sid}
         if client.stream is None:
-            self._put(client, text_frame("status", first))
+            self._put(client, TextFrame(text_frame("status", first)))
             return
         first["stream"] = client.stream.token
         token, _, last = (resume or "").partition(":")
-        missed: list[str] | None = []
+        missed: list[TextFrame] | None = []
         if resume != "new":
             known = token == client.stream.token and last.isdecimal()
             missed = client.stream.missed_since(int(last)) if known else None
         first["seq"] = client.stream.sequence
-        self._put(client, text_frame("status", first))
+        self._put(client, TextFrame(text_frame("status", first)))
         if missed is None:
-            self._put(client, text_frame("resume_gap", {"sid": client.sid}))
+            self._put(client, TextFrame(text_frame("resume_gap", {"sid": client.sid})))
         for frame in missed or ():
             self._put(client, frame)
 
@@ -179,12 +179,13 @@ class Hub:
         A client that asked for numbered frames gets its numbers even while it is away.
         """
         if sid is None:
+            shared = TextFrame(frame)
             for client in self._receivers(None, user):
-                self._put_text(client, frame)
+                self._put_text(client, shared)
             return
         found = self.clients.get(sid)
         if found is not None:
-            self._put_text(found, frame)
+            self._put_text(found, TextFrame(frame))
         elif sid in self._streams:
             self._streams[sid].number(frame)
 
@@ -216,11 +217,18 @@ class Hub:
 
     def send_logs(self, entries: list[dict[str, str]], size: dict[str, int] | None) -> None:
         """Sends new log entries to the sockets that subscribed to them."""
-        frame: str | None = None
-        for client in list(self.clients.values()):
-            if client.wants_logs:
-                frame = frame or text_frame("logs", {"entries": entries, "size": size})
+        watching = [client for client in self.clients.values() if client.wants_logs]
+        if watching:
+            frame = TextFrame(text_frame("logs", {"entries": entries, "size": size}))
+            for client in watching:
                 self._put(client, frame)
+
+    def is_heard(self, sid: str | None) -> bool:
+        """Whether a frame to this client (None: to all) reaches, or is kept for, anybody.
+
+        May be asked from any thread: frames of long prompts are dear to make for nobody.
+        """
+        return bool(self.clients) if sid is None else sid in self.clients or sid in self._streams
 
     def _receivers(self, sid: str | None, user: str | None) -> list[Client]:
         if sid is None:
@@ -228,8 +236,8 @@ class Hub:
             return [client for client in clients if user in (None, client.user)]
         return [self.clients[sid]] if sid in self.clients else []
 
-    def _put_text(self, client: Client, frame: str) -> None:
-        self._put(client, frame if client.stream is None else client.stream.number(frame))
+    def _put_text(self, client: Client, frame: TextFrame) -> None:
+        self._put(client, frame if client.stream is None else client.stream.number(frame.text))
 
     def _put(self, client: Client, frame: Frame) -> None:
         try:
@@ -239,28 +247,58 @@ class Hub:
             self.detach(client)
             self._abort(client)
 
-    @staticmethod
-    def _abort(client: Client) -> None:
-        """Cuts the connection: a closing handshake would wait for the reader that does not read."""
-        request = client.socket._req
-        if request is not None and request.transport is not None:
-            request.transport.abort()
+    def _abort(self, client: Client) -> None:
+        """Cuts the connection: a closing handshake would wait for one who does not read."""
+        if client.transport is not None:
+            client.transport.abort()
+        else:
+            self._loop.create_task(client.socket.close(code=WSCloseCode.TRY_AGAIN_LATER))
 
     async def _write(self, client: Client) -> None:
         if self._encoder is None:
             self._encoder = ThreadPoolExecutor(1, thread_name_prefix="preview-encoder")
         while True:
-            frame = await client.outbox.take()
             try:
-                if isinstance(frame, str):
-                    await client.socket.send_str(frame)
-                    continue
-                data = frame if isinstance(frame, bytes) else await frame.data(self._encoder)
-                await client.socket.send_bytes(data)
+                await self._send(client, await client.outbox.take(), self._encoder)
             except (ConnectionError, RuntimeError):
                 return  # the socket is closing; its reader detaches it
             except Exception:  # an image that cannot be encoded must not silence the socket
                 logger.exception("a preview for socket %s could not be encoded", client.sid)
+
+    async def _send(self, client: Client, frames: list[Frame], encoder: Executor) -> None:
+        """Sends frames in order; only the last may be one that has yet to be encoded."""
+        if client.transport is None:
+            await self._send_compressed(client, frames, encoder)
+            return
+        ready = [
+            frame.wire if isinstance(frame, TextFrame) else wire_form(frame, is_text=False)
+            for frame in frames if not isinstance(frame, LazyFrame)
+        ]
+        if ready:
+            await self._write_wire(client, client.transport, b"".join(ready))
+        if isinstance(frames[-1], LazyFrame):
+            data = await frames[-1].data(encoder)
+            await self._write_wire(client, client.transport, wire_form(data, is_text=False))
+
+    @staticmethod
+    async def _write_wire(
+        client: Client, transport: asyncio.Transport, data: bytes
+    ) -> None:
+        """Writes whole frames, and waits while the reader is behind."""
+        if client.socket.closed or transport.is_closing():
+            raise ConnectionResetError
+        transport.write(data)
+        while transport.get_write_buffer_size() > UNREAD_BYTES and not transport.is_closing():
+            await asyncio.sleep(UNREAD_CHECK_S)
+
+    @staticmethod
+    async def _send_compressed(client: Client, frames: list[Frame], encoder: Executor) -> None:
+        for frame in frames:
+            if isinstance(frame, TextFrame):
+                await client.socket.send_str(frame.text)
+            else:
+                data = frame if isinstance(frame, bytes) else await frame.data(encoder)
+                await client.socket.send_bytes(data)
 
     async def close(self) -> None:
         """Closes every socket, as the server goes down."""
