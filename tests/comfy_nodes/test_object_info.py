@@ -67,6 +67,10 @@ def offered() -> dict[str, dict[str, Any]]:
     return listed
 
 
+# Nodes that only this server has.
+OWN_NODES = {"CLIPSetWeightInterpretation"}
+
+
 @pytest.fixture(scope="module")
 def recorded(spec_folder: Path) -> dict[str, dict[str, Any]]:
     return json.loads((spec_folder / "object_info.json").read_text(encoding="utf-8"))
@@ -89,7 +93,7 @@ def test_every_node_has_the_recorded_interface(
 def test_no_node_is_offered_under_a_name_that_is_not_recorded(
     offered: dict[str, dict[str, Any]], recorded: dict[str, dict[str, Any]]
 ) -> None:
-    assert set(offered) - set(recorded) == set()
+    assert set(offered) - set(recorded) == OWN_NODES
 
 
 def test_every_module_of_the_table_offers_nodes(offered: dict[str, dict[str, Any]]) -> None:
