@@ -18,7 +18,7 @@ from torch import Tensor
 from comfy import nested_tensor
 from comfy.nn.wrappers import run_wrapped
 from comfy.patching.options import create_model_options_clone
-from comfy.sampling import batching, conditioning, masks, preparation
+from comfy.sampling import batching, checks, conditioning, masks, preparation
 
 
 def cfg_function(
@@ -249,6 +249,8 @@ class CFGGuider:
             seed: Seeds the step noise.
         Returns:
             Latent like latent_image.
+        Raises:
+            ValueError: The latent does not fit the model or the noise.
         """
         if sigmas.shape[-1] == 0:
             return latent_image
@@ -259,6 +261,8 @@ class CFGGuider:
             latent_image, _ = nested_tensor.pack(latent_image.unbind())
             if denoise_mask is not None:
                 denoise_mask = _packed_masks(denoise_mask, shapes)
+        checks.check_latent(self.model_patcher, noise, latent_image)
+        checks.warn_if_not_finite(latent_image, "latent given to the sampler")
         with preparation.run_of(self):
             options = self.model_options.get("transformer_options", {})
             output = run_wrapped(
@@ -266,6 +270,7 @@ class CFGGuider:
                 noise, latent_image, sampler, sigmas, denoise_mask, callback, disable_pbar, seed,
                 latent_shapes=shapes or [latent_image.shape],
             )  # fmt: skip
+        checks.warn_if_not_finite(output, "latent made by the sampler")
         if nested:
             return nested_tensor.NestedTensor(nested_tensor.unpack(output, shapes))
         return output

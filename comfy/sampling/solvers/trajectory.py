@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm.auto import trange
 
 from comfy.interrupt import throw_exception_if_processing_interrupted
-from comfy.sampling import noise
+from comfy.sampling import checks, noise
 from comfy.sampling.parameterisation import EXPLODING, NoisePath
 
 Denoiser = Callable[..., Tensor]
@@ -62,6 +62,7 @@ class Trajectory:
         self.path: NoisePath = getattr(self.sampling, "path", EXPLODING)
         self.sigmas = sigmas
         self.levels: list[float] = sigmas.tolist()
+        checks.check_sigmas(self.levels)
         self.index = 0
         self._noise_sampler: noise.NoiseSampler | None = None
         if (
@@ -111,12 +112,14 @@ class Trajectory:
 
     def use_noise(self, x: Tensor, sampler: noise.NoiseSampler | None) -> None:
         """Choose the step noise: the given sampler, or the default one for this run's seed."""
+        checks.check_descending(self.levels)
         self._noise_sampler = sampler or noise.default_noise_sampler(x, seed=self.seed)
 
     def use_brownian_noise(
         self, x: Tensor, sampler: noise.NoiseSampler | None, sigmas: Tensor, cpu: bool = True
     ) -> None:
         """Choose the step noise: the given sampler, or a Brownian tree over `sigmas`."""
+        checks.check_descending(self.levels)
         if sampler is None and bool((sigmas > 0).any()):
             sampler = noise.brownian_noise(x, sigmas, self.seed, cpu=cpu)
         self._noise_sampler = sampler

@@ -1,0 +1,86 @@
+"""What a run refuses or warns about, with the numbers that do not fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+def check_latent(patcher: Any, noise: Tensor, latent_image: Tensor) -> None:
+    """Refuse a latent that the model or the noise does not fit.
+
+    Raises:
+        ValueError: The channels are not the model's, or noise and latent differ in shape.
+    """
+    wanted = patcher.get_model_object("latent_format").latent_channels
+    if latent_image.ndim >= 4 and latent_image.shape[1] != wanted:
+        raise ValueError(
+            f"the latent has {latent_image.shape[1]} channels (shape "
+            f"{tuple(latent_image.shape)}), the model works on {wanted}; encode the picture with "
+            "this model's VAE or use an empty latent"
+        )
+    if noise.shape[1:] != latent_image.shape[1:]:
+        raise ValueError(
+            f"noise of shape {tuple(noise.shape)} does not fit a latent of shape "
+            f"{tuple(latent_image.shape)}"
+        )
+
+
+def check_sigmas(levels: Sequence[float]) -> None:
+    """Refuse levels that no solver can follow.
+
+    Raises:
+        ValueError: A level is negative or not finite, or the levels go down and up.
+    """
+    for place, sigma in enumerate(levels):
+        if not 0 <= sigma < float("inf"):
+            raise ValueError(f"sigma {place} is {sigma}: levels are finite and not negative")
+    falls = any(following < sigma for sigma, following in pairwise(levels))
+    rise = first_rise(levels)
+    if falls and rise is not None:
+        raise ValueError(_rise_message(levels, rise) + "levels go one way")
+
+
+def check_descending(levels: Sequence[float]) -> None:
+    """Refuse levels that rise: fresh noise cannot take any away.
+
+    Raises:
+        ValueError: A level is above the one before it.
+    """
+    rise = first_rise(levels)
+    if rise is not None:
+        raise ValueError(
+            _rise_message(levels, rise)
+            + "a sampler that adds noise only goes down; use one without noise for flipped sigmas"
+        )
+
+
+def first_rise(levels: Sequence[float]) -> int | None:
+    """Place of the first level that is above the one before it."""
+    for place, (sigma, following) in enumerate(pairwise(levels), start=1):
+        if following > sigma:
+            return place
+    return None
+
+
+def _rise_message(levels: Sequence[float], place: int) -> str:
+    return f"sigmas rise from {levels[place - 1]:g} to {levels[place]:g} at step {place}: "
+
+
+def warn_if_not_finite(latent: Tensor, where: str) -> None:
+    """Say in the log when a latent holds NaN or infinity, and what usually causes it."""
+    if not bool(torch.isfinite(latent).all()):
+        share = 100 * float((~torch.isfinite(latent)).float().mean())
+        logger.warning(
+            "%.3g %% of the %s is NaN or infinite: usually a half-precision overflow of the model "
+            "(try a higher precision) or a broken LoRA or checkpoint",
+            share,
+            where,
+        )

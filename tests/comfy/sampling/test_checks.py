@@ -1,0 +1,102 @@
+"""Bad input gets an error or a warning that names what does not fit."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from comfy.interrupt import InterruptProcessingException, interrupt_current_processing
+from comfy.sampling import noise, run, samplers, solvers
+from tests.comfy.sampling.support import (
+    NEGATIVE,
+    POSITIVE,
+    ClosedFormModel,
+    conditioning,
+    patcher,
+)
+
+LATENT = torch.zeros(1, 4, 8, 8)
+
+
+def sample(
+    sigmas: list[float], latent: Tensor = LATENT, name: str = "euler", **options: Any
+) -> Any:
+    start = options.pop("noise", noise.prepare_noise(latent, 1))
+    return run.sample_custom(
+        patcher(ClosedFormModel()), start, 1.0, samplers.ksampler(name), torch.tensor(sigmas),
+        conditioning(POSITIVE), conditioning(NEGATIVE), latent, disable_pbar=True, seed=1,
+        **options,
+    )  # fmt: skip
+
+
+def test_a_latent_of_another_model_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"16 channels .* works on 4"):
+        sample([1.0, 0.0], torch.zeros(1, 16, 8, 8))
+
+
+def test_noise_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(1, 4, 8, 9\) does not fit .* \(1, 4, 8, 8\)"):
+        sample([1.0, 0.0], noise=torch.zeros(1, 4, 8, 9))
+
+
+@pytest.mark.parametrize("sigmas", [[1.0, float("nan")], [float("inf"), 0.0], [1.0, -0.5]])
+def test_levels_that_are_no_levels_are_refused(sigmas: list[float]) -> None:
+    with pytest.raises(ValueError, match="levels are finite and not negative"):
+        sample(sigmas)
+
+
+def test_levels_that_go_down_and_up_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match="rise from 2 to 3 at step 2"):
+        sample([5.0, 2.0, 3.0, 0.0])
+
+
+def test_flipped_levels_run_with_a_sampler_without_noise() -> None:
+    made = sample([0.01, 1.0, 5.0], torch.ones(1, 4, 8, 8), noise=torch.zeros(1, 4, 8, 8))
+    assert torch.isfinite(made).all()
+    with pytest.raises(ValueError, match="adds noise only goes down"):
+        sample([0.01, 1.0, 5.0], name="euler_ancestral")
+
+
+def test_no_levels_leave_the_latent_alone() -> None:
+    latent = torch.ones(1, 4, 8, 8)
+    assert sample([], latent) is latent
+
+
+@pytest.mark.parametrize("name", solvers.MENU_NAMES)
+def test_every_sampler_survives_one_level_and_one_step(name: str) -> None:
+    for sigmas in ([1.0], [1.0, 0.0], [5.0, 1.0, 0.0]):
+        made = sample(sigmas, name=name)
+        assert torch.isfinite(made).all(), sigmas
+
+
+def test_a_latent_with_nan_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    latent = torch.zeros(1, 4, 8, 8)
+    latent[0, 0, 0, 0] = float("nan")
+    with caplog.at_level(logging.WARNING):
+        sample([1.0, 0.0], latent)
+    assert "of the latent given to the sampler is NaN or infinite" in caplog.text
+    assert "of the latent made by the sampler is NaN or infinite" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["euler", "heun", "dpm_adaptive", "uni_pc", "seeds_3", "dpm_fast"])
+def test_cancelling_stops_before_the_next_model_call(name: str) -> None:
+    model = patcher(ClosedFormModel())
+
+    def cancel(*args: Any) -> None:
+        interrupt_current_processing()
+
+    try:
+        with pytest.raises(InterruptProcessingException):
+            run.sample(
+                model, noise.prepare_noise(LATENT, 1), 30, 1.0, name, "karras",
+                conditioning(POSITIVE), conditioning(NEGATIVE), LATENT, callback=cancel,
+                disable_pbar=True, seed=1,
+            )  # fmt: skip
+    finally:
+        interrupt_current_processing(False)
+    assert len(model.model.calls) <= 4
+    assert model.model.current_patcher is None
