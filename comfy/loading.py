@@ -17,7 +17,6 @@ from torch import Tensor
 from comfy.devices import placement, precision
 from comfy.families import detection
 from comfy.families.family import ModelFamily, strip_prefixes
-from comfy.families.header import read_hints
 from comfy.families.text_sizes import text_model_configs
 from comfy.patching.patcher import ModelPatcher
 from comfy.text_encoders.clip import CLIP
@@ -25,6 +24,7 @@ from comfy.vae.vae import VAE
 from comfy.weights import state_dict
 from comfy.weights.errors import WeightFileError
 from comfy.weights.fill import in_words
+from comfy.weights.header_hints import read_hints
 from comfy.weights.layout import arrange_convolutions
 from comfy.weights.lora import (
     convert_lora,

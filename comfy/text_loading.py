@@ -14,7 +14,6 @@ from torch import Tensor
 
 from comfy.families import openclip
 from comfy.families.family import ClipTarget
-from comfy.families.header import read_hints
 from comfy.families.text_sizes import text_model_configs
 from comfy.loading import Options, StateDict, UnknownArchitectureError, naming, state_dict_in_words
 from comfy.text_encoders.clip import CLIP
@@ -28,6 +27,7 @@ from comfy.text_encoders.sdxl import (
     StableCascadeTokenizer,
 )
 from comfy.weights import state_dict as files
+from comfy.weights.header_hints import read_hints
 
 
 class CLIPType(enum.Enum):

@@ -68,7 +68,7 @@ class VAELoader:
         """The autoencoder.
 
         Raises:
-            RuntimeError: The file holds no autoencoder.
+            WeightFileError: The file cannot be read or holds no autoencoder.
         """
         return (vae_choices.load(vae_name),)
 

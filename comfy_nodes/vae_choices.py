@@ -5,10 +5,11 @@ space.
 from __future__ import annotations
 
 import torch
-from comfy.vae.vae import VAE
 from torch import Tensor
 
 import folder_paths
+from comfy.loading import naming
+from comfy.vae.vae import VAE
 from comfy.weights.state_dict import load_torch_file
 
 PIXEL_SPACE = "pixel_space"
@@ -38,7 +39,7 @@ def load(name: str) -> VAE:
     """The autoencoder of one of `names`.
 
     Raises:
-        RuntimeError: The file holds no autoencoder.
+        WeightFileError: The file cannot be read or holds no autoencoder.
         FileNotFoundError: One of the two parts is missing.
     """
     if name == PIXEL_SPACE:
@@ -50,7 +51,8 @@ def load(name: str) -> VAE:
         folder = "vae_approx" if in_two else "vae"
         path = folder_paths.get_full_path_or_raise(folder, name)
         state_dict, metadata = load_torch_file(path, return_metadata=True)
-        vae = VAE(sd=state_dict, metadata=metadata)
+        with naming(path):
+            vae = VAE(sd=state_dict, metadata=metadata)
     vae.throw_exception_if_invalid()
     return vae
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from comfy.families import MODEL_FAMILIES
 from comfy.families.family import ModelFamily
-from comfy.families.header import read_hints
+from comfy.weights.header_hints import read_hints
 
 # Where checkpoints keep the diffusion network, and how many keys must be there to believe it.
 UNET_PREFIXES = ("model.diffusion_model.", "model.model.", "net.")

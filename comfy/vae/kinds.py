@@ -4,7 +4,7 @@ one row."""
 from __future__ import annotations
 
 import functools
-import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,11 +14,14 @@ from torch import Tensor
 
 from comfy.ldm.autoencoder.kl import AutoencoderKL
 from comfy.ldm.autoencoder.layers import AutoencoderConfig
+from comfy.ldm.autoencoder.pixels import PixelspaceConversionVAE
 from comfy.ldm.taesd.model import TAESD
 from comfy.vae.spec import AutoencoderSpec
+from comfy.weights.header_hints import read_hints
 
 StateDict = Mapping[str, Tensor]
 Metadata = Mapping[str, str] | None
+USUAL_NORM_GROUPS = 32
 BASE_RESOLUTION = 1024  # any; only says at which level an attention sits
 
 
@@ -30,8 +33,7 @@ def _count(keys: StateDict, prefix: str) -> int:
 
 def _norm_groups(metadata: Metadata) -> int:
     """Norm groups from a file's header; 32, as everywhere, when it does not say."""
-    hints = json.loads((metadata or {}).get("vae_config") or "{}")
-    return int(hints.get("norm_num_groups", 32))
+    return read_hints(metadata, "vae_config").get("norm_num_groups", USUAL_NORM_GROUPS)
 
 
 def kl_config(weights: StateDict, metadata: Metadata = None) -> AutoencoderConfig:
@@ -106,10 +108,31 @@ def detect_taesd(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | No
     )
 
 
+def detect_pixel_space(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:  # noqa: ARG001
+    """No autoencoder at all, for models that work on pixels."""
+    if "pixel_space_vae" not in weights:
+        return None
+    return AutoencoderSpec(
+        name="pixel space",
+        build=PixelspaceConversionVAE,
+        memory_encode=picture_memory,
+        memory_decode=picture_memory,
+        latent_channels=3,
+        downscale_ratio=1,
+        upscale_ratio=1,
+    )
+
+
+def picture_memory(shape: Sequence[int], dtype: torch.dtype) -> float:
+    """Bytes of one copy of a batch."""
+    return float(math.prod(shape) * dtype.itemsize)
+
+
 Detector = Callable[[StateDict, Metadata], AutoencoderSpec | None]
 
 # Name -> how to recognise it; the first that does wins.
 AUTOENCODERS: dict[str, Detector] = {
+    "pixel_space": detect_pixel_space,
     "taesd": detect_taesd,
     "kl": detect_kl,
 }

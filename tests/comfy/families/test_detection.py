@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from comfy.families import MODEL_FAMILIES, detection
-from comfy.families.family import BrokenModelError
-from comfy.families.header import read_hints
+from comfy.weights.fill import IncompleteWeightsError
+from comfy.weights.header_hints import read_hints
 from tests.comfy.families import key_shapes
 
 PREFIX = "model.diffusion_model."
@@ -117,7 +117,7 @@ def test_without_a_header_the_family_supplies_the_usual_head_count() -> None:
 
 @pytest.mark.parametrize("value", ["0", "-3", "true", '"8"', "1.5"])
 def test_an_impossible_hint_is_refused_with_its_name(value: str) -> None:
-    with pytest.raises(BrokenModelError, match=r"unet_config\.num_heads"):
+    with pytest.raises(IncompleteWeightsError, match=r"unet_config\.num_heads"):
         read_hints({"unet_config": f'{{"num_heads": {value}}}'}, "unet_config")
 
 

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Mapping
 
-from comfy.families.family import BrokenModelError
+from comfy.weights.fill import IncompleteWeightsError
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def read_hints(metadata: Mapping[str, str] | None, section: str) -> dict[str, in
         section: A key of `KNOWN_HINTS`.
 
     Raises:
-        BrokenModelError: A hint that is understood is not a whole number of 1 or more.
+        IncompleteWeightsError: A hint that is understood is not a whole number of 1 or more.
     """
     text = (metadata or {}).get(section)
     if text is None:
@@ -49,7 +49,7 @@ def read_hints(metadata: Mapping[str, str] | None, section: str) -> dict[str, in
     hints = {name: values[name] for name in KNOWN_HINTS[section] if name in values}
     for name, value in hints.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise BrokenModelError(
+            raise IncompleteWeightsError(
                 f"header entry {section}.{name} is {value!r}; it must be a whole number above 0"
             )
     return hints
