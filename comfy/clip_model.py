@@ -10,6 +10,12 @@ from comfy.ldm.clip.text import (
     CLIPLayer,
     CLIPTextModel,
 )
+from comfy.ldm.clip.vision import (
+    CLIPVision,
+    CLIPVisionEmbeddings,
+    CLIPVisionModelProjection,
+    LlavaProjector,
+)
 from comfy.public import write_through
 
 write_through(__name__, ACTIVATIONS="comfy.ldm.clip.text")
