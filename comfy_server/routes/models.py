@@ -8,7 +8,7 @@ from pathlib import Path
 from aiohttp import web
 
 import folder_paths
-from comfy_server.describe import BINARY, OBJECT, OBJECTS, PLAIN, TEXT, TEXTS, describe
+from comfy_server.describe import BINARY, EMPTY, OBJECT, OBJECTS, PLAIN, TEXT, TEXTS, describe
 from comfy_server.model_files import list_files, preview_webp, safetensors_metadata
 from comfy_server.strict_json import json_response
 
@@ -76,18 +76,20 @@ async def get_preview(request: web.Request) -> web.Response:
 
 
 @routes.get("/view_metadata/{folder}")
-@describe(OBJECT, query={"filename!": TEXT}, answers={404: PLAIN})
+@describe(OBJECT, query={"filename!": TEXT}, answers={404: EMPTY})
 async def get_metadata(request: web.Request) -> web.Response:
-    """The metadata in the header of a safetensors file."""
-    filename = request.query.get("filename", "")
-    path = folder_paths.get_full_path(_known(request), filename)
+    """The metadata in the header of a safetensors file.
+
+    404 has no body: the editor asks for every model it lists and parses what it gets.
+    """
+    folder, filename = request.match_info["folder"], request.query.get("filename", "")
+    is_known = folder in folder_paths.folder_names_and_paths
+    path = folder_paths.get_full_path(folder, filename) if is_known else None
     suffix = os.path.splitext(filename)[1].lower()
     if path is None or suffix not in (".safetensors", ".sft"):
-        raise web.HTTPNotFound(text="no such safetensors file")
+        return web.Response(status=404)
     metadata = await asyncio.to_thread(safetensors_metadata, Path(path))
-    if metadata is None:
-        raise web.HTTPNotFound(text="the file has no metadata")
-    return json_response(metadata)
+    return web.Response(status=404) if metadata is None else json_response(metadata)
 
 
 @routes.get("/embeddings")
