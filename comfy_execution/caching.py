@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from comfy_execution.instances import ObjectCache
+from comfy_execution.memory import estimate_bytes, free_memory_bytes
+
 
 @dataclass(slots=True)
 class CacheEntry:
@@ -78,6 +81,9 @@ class ResultCache(Protocol):
     def get(self, signature: str, /) -> CacheEntry | None:
         """The result, if it is kept."""
 
+    def has(self, signature: str, /) -> bool:
+        """Whether a result is kept; asking, from any thread, does not count as using it."""
+
     def put(self, signature: str, entry: CacheEntry, owner: Ownership, /) -> None:
         """Offers a result to be kept."""
 
@@ -136,6 +142,9 @@ class ClassicCache:
         kept.used_in = self._prompt
         return kept.entry
 
+    def has(self, signature: str) -> bool:
+        return signature in self._kept
+
     def put(self, signature: str, entry: CacheEntry, owner: Ownership) -> None:
         self._kept[signature] = _Kept(entry, owner, self._prompt)
 
@@ -177,6 +186,9 @@ class LRUCache:
             self._kept.move_to_end(signature)
         return entry
 
+    def has(self, signature: str) -> bool:
+        return signature in self._kept
+
     def put(self, signature: str, entry: CacheEntry, _owner: Ownership) -> None:
         self._kept[signature] = entry
         self._kept.move_to_end(signature)
@@ -207,6 +219,9 @@ class NullCache:
 
     def get(self, _signature: str) -> CacheEntry | None:
         return None
+
+    def has(self, _signature: str) -> bool:
+        return False
 
     def put(self, signature: str, entry: CacheEntry, owner: Ownership) -> None:
         """Forgets the result at once."""
@@ -261,6 +276,9 @@ class RAMPressureCache:
             return None
         kept.used_in = self._prompt
         return kept.entry
+
+    def has(self, signature: str) -> bool:
+        return signature in self._kept
 
     def put(self, signature: str, entry: CacheEntry, owner: Ownership) -> None:
         self._kept[signature] = _Kept(entry, owner, self._prompt)
@@ -319,36 +337,12 @@ def make_cache(
     if kind is CacheType.NONE:
         return NullCache()
     if kind is CacheType.RAM_PRESSURE:
-        return RAMPressureCache(ram_headroom_bytes, free_bytes or free_memory_bytes, estimate_bytes)
+        return RAMPressureCache(
+            ram_headroom_bytes,
+            free_bytes or free_memory_bytes,
+            lambda entry: estimate_bytes(entry.outputs),
+        )
     return ClassicCache()
-
-
-class ObjectCache:
-    """Node instances, kept for the same node id and class so that nodes can keep state."""
-
-    def __init__(self) -> None:
-        self._instances: dict[tuple[str, str], tuple[Any, Any, str]] = {}
-
-    def get(self, node_id: str, class_type: str, node_class: Any) -> Any | None:
-        """The instance, unless the class has been replaced since."""
-        found = self._instances.get((node_id, class_type))
-        return found[1] if found is not None and found[0] is node_class else None
-
-    def put(
-        self, node_id: str, class_type: str, node_class: Any, instance: Any, owner: str
-    ) -> None:
-        """Keeps an instance; ``owner`` is the posted node it belongs to."""
-        self._instances[node_id, class_type] = (node_class, instance, owner)
-
-    def keep_only(self, posted: Collection[str]) -> None:
-        """Drops instances whose posted node is not among these."""
-        for key, (_, _, owner) in list(self._instances.items()):
-            if owner not in posted:
-                del self._instances[key]
-
-    def clear(self) -> None:
-        """Drops all instances."""
-        self._instances.clear()
 
 
 @dataclass
@@ -362,38 +356,3 @@ class CacheSet:
         """Forgets everything."""
         self.outputs.clear()
         self.objects.clear()
-
-
-def estimate_bytes(entry: CacheEntry) -> int:
-    """Bytes that arrays and texts among the outputs hold; a rough lower bound for the rest."""
-    total, stack, seen = 0, [entry.outputs], set()
-    while stack:
-        value: Any = stack.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        size = getattr(value, "nbytes", None)
-        if isinstance(size, int):
-            total += size
-        elif isinstance(value, (str, bytes)):
-            total += len(value)
-        elif isinstance(value, dict):
-            stack.extend(value.values())
-        elif isinstance(value, (list, tuple)):
-            stack.extend(value)
-        else:
-            total += 64
-    return total
-
-
-def free_memory_bytes() -> int:
-    """Free memory of the machine, from the kernel; other systems give the executor a measure.
-
-    Raises:
-        OSError: this system has no /proc/meminfo.
-    """
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise OSError("/proc/meminfo names no available memory; pass a free_bytes function")

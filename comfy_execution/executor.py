@@ -18,7 +18,7 @@ from comfy_execution.caching import CacheSet
 from comfy_execution.changes import note_change
 from comfy_execution.context import interrupt_check
 from comfy_execution.failures import Failure, describe_failure
-from comfy_execution.graph import DependencyCycleError, DynamicPrompt, linked_nodes
+from comfy_execution.graph import DependencyCycleError, DynamicPrompt, needed_nodes
 from comfy_execution.items import ExecutionStatus
 from comfy_execution.options import ExecutionInterrupt, ExecutorOptions, NoInterrupt
 from comfy_execution.progress import ProgressRegistry, reset_progress_state
@@ -27,7 +27,7 @@ from comfy_execution.registry import Registry, SpecTable
 from comfy_execution.run import ExecutionResult, PromptRun, RunHooks, StepResult, current_run
 from comfy_execution.signatures import Parts, Signatures
 
-__all__ = ["ExecutorOptions", "PromptExecutor", "execute", "needed_nodes"]
+__all__ = ["ExecutorOptions", "PromptExecutor", "execute"]
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +121,7 @@ class PromptExecutor:
         finally:
             if run is not None:
                 await self._wind_up(run)
+                run.close()
 
     def abandon(
         self, prompt_id: str, extra_data: Mapping[str, Any], error: BaseException
@@ -259,7 +260,7 @@ class PromptExecutor:
         return None
 
     async def _wind_up(self, run: PromptRun) -> None:
-        """Ends what may still run, fills the history, tells the cache."""
+        """Ends what may still run, fills the history, tells the cache. The outcome stands."""
         tasks = run.unfinished_tasks()
         for task in tasks:
             task.cancel()
@@ -352,20 +353,6 @@ async def execute(
     run = current_run.get()
     assert run is not None, "execute() is called while a prompt runs"
     return await run.step(current_item)
-
-
-def needed_nodes(prompt: DynamicPrompt, outputs: Sequence[str]) -> dict[str, None]:
-    """The outputs and every node they may need, lazily or not; missing nodes are left out."""
-    needed: dict[str, None] = {}
-    stack = [node_id for node_id in reversed(outputs) if prompt.has_node(node_id)]
-    while stack:
-        node_id = stack.pop()
-        if node_id in needed:
-            continue
-        needed[node_id] = None
-        inputs = prompt.get_node(node_id).get("inputs") or {}
-        stack += [source for source in linked_nodes(inputs) if prompt.has_node(source)]
-    return needed
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from comfy_execution.graph_utils import ExecutionBlocker, is_link
@@ -145,6 +145,20 @@ class DynamicPrompt:
 def linked_nodes(inputs: Mapping[str, Any]) -> Iterable[str]:
     """Ids of the nodes that links among these inputs lead to, repeated as often as linked."""
     return [value[0] for value in inputs.values() if is_link(value)]
+
+
+def needed_nodes(prompt: DynamicPrompt, outputs: Sequence[str]) -> dict[str, None]:
+    """The outputs and every node they may need, lazily or not; missing nodes are left out."""
+    needed: dict[str, None] = {}
+    stack = [node_id for node_id in reversed(outputs) if prompt.has_node(node_id)]
+    while stack:
+        node_id = stack.pop()
+        if node_id in needed:
+            continue
+        needed[node_id] = None
+        inputs = prompt.get_node(node_id).get("inputs") or {}
+        stack += [source for source in linked_nodes(inputs) if prompt.has_node(source)]
+    return needed
 
 
 class ExecutionList:

@@ -11,8 +11,8 @@ from comfy_execution.context import get_executing_context
 
 Link = list[Any]
 
-LONGEST_PLAIN_PREFIX = 200
-"""Parents with longer ids are named by digest, or loops by expansion would grow ids for ever."""
+LONGEST_PLAIN_ID = 200
+"""Longer ids are shortened by digest, or loops by expansion would make them grow for ever."""
 
 
 class ExecutionBlocker:
@@ -76,14 +76,14 @@ class GraphBuilder:
         if id is None:
             id = str(self.id_gen)
             self.id_gen += 1
-        id = self.prefix + str(id)
-        if id not in self.nodes:
-            self.nodes[id] = Node(id, class_type, kwargs)
-        return self.nodes[id]
+        full_id = self._full_id(id)
+        if full_id not in self.nodes:
+            self.nodes[full_id] = Node(full_id, class_type, kwargs)
+        return self.nodes[full_id]
 
     def lookup_node(self, id: str) -> Node | None:
         """The node with this local id, if there is one."""
-        return self.nodes.get(self.prefix + str(id))
+        return self.nodes.get(self._full_id(id))
 
     def finalize(self) -> dict[str, dict[str, Any]]:
         """The graph, for ``expand``."""
@@ -91,7 +91,7 @@ class GraphBuilder:
 
     def replace_node_output(self, node_id: str, index: int, new_value: Any) -> None:
         """Puts a value in place of every link to one output; None removes those inputs."""
-        full_id = self.prefix + str(node_id)
+        full_id = self._full_id(node_id)
         for node in self.nodes.values():
             for name, value in list(node.inputs.items()):
                 if not (is_link(value) and value[0] == full_id and value[1] == index):
@@ -107,7 +107,10 @@ class GraphBuilder:
         Raises:
             KeyError: there is no such node.
         """
-        del self.nodes[self.prefix + str(id)]
+        del self.nodes[self._full_id(id)]
+
+    def _full_id(self, local_id: str) -> str:
+        return self.prefix + _short(str(local_id))
 
 
 class Node:
@@ -182,8 +185,9 @@ def add_graph_prefix(
     return new_graph, tuple(renamed(value) for value in outputs)
 
 
-def _short(root: str) -> str:
-    if len(root) <= LONGEST_PLAIN_PREFIX:
-        return root
-    digest = hashlib.blake2b(root.encode(), digest_size=12).hexdigest()
-    return f"{root.split('.', 1)[0]}.~{digest}"
+def _short(node_id: str) -> str:
+    """A node id that is not too long: the same, or its start and a digest of it."""
+    if len(node_id) <= LONGEST_PLAIN_ID:
+        return node_id
+    digest = hashlib.blake2b(node_id.encode(), digest_size=12).hexdigest()
+    return f"{node_id.split('.', 1)[0][:LONGEST_PLAIN_ID]}.~{digest}"

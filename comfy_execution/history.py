@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import sqlite3
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from comfy_execution.journal import Journal
 
 
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class _Stored:
     fingerprint: str
@@ -27,8 +32,8 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
     """Finished prompts by id, oldest first; the oldest go when there are more than ``limit``.
 
     Entries are kept as compressed JSON (in the journal, if there is one), so a long history costs
-    little memory; what job lists need is kept beside them. Not thread-safe: the queue holds its
-    lock around every call.
+    little memory; what job lists need is kept beside them. The queue holds its lock around every
+    call but ``read``, which any thread may call at any time.
     """
 
     def __init__(self, limit: int, journal: Journal | None = None) -> None:
@@ -57,12 +62,21 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
         blob = zlib.compress(_entry_text(entry, prompt_text).encode("utf-8"), 1)
         job = job_from_history(prompt_id, entry)
         self._entries.pop(prompt_id, None)
-        if self._journal is not None:
-            self._journal.finish(prompt_id, fingerprint, blob)
-        kept = None if self._journal is not None else blob
-        self._entries[prompt_id] = _Stored(fingerprint, job, kept)
+        is_on_disk = self._write(prompt_id, fingerprint, blob)
+        self._entries[prompt_id] = _Stored(fingerprint, job, None if is_on_disk else blob)
         while len(self._entries) > self.limit:
             self.delete(next(iter(self._entries)))
+
+    def _write(self, prompt_id: str, fingerprint: str, blob: bytes) -> bool:
+        """Puts an entry into the journal; without one, or if that fails, memory keeps it."""
+        if self._journal is None:
+            return False
+        try:
+            self._journal.finish(prompt_id, fingerprint, blob)
+        except sqlite3.Error:
+            logger.exception("prompt %s is finished, but the journal cannot be written", prompt_id)
+            return False
+        return True
 
     def fingerprint(self, prompt_id: str) -> str | None:
         """Digest of the body that was posted under this id; None for an unknown id."""

@@ -160,8 +160,13 @@ class Journal:
             )
 
     def mark_running(self, prompt_id: str) -> None:
-        """Counts a start of the prompt."""
-        self._write("UPDATE queue SET attempts = attempts + 1 WHERE prompt_id = ?", (prompt_id,))
+        """Counts a start of the prompt; a disk that refuses does not keep it from running."""
+        try:
+            self._write(
+                "UPDATE queue SET attempts = attempts + 1 WHERE prompt_id = ?", (prompt_id,)
+            )
+        except sqlite3.Error:
+            logger.exception("the start of prompt %s could not be written", prompt_id)
 
     def forget(self, prompt_ids: Iterable[str]) -> None:
         """Removes prompts that were taken out of the queue."""

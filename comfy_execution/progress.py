@@ -92,6 +92,11 @@ class ProgressRegistry:
         if self._is_behind:
             self._send()
 
+    def close(self) -> None:
+        """The prompt has ended: keeps nothing of its graph alive."""
+        self.dynprompt = DynamicPrompt({})
+        self._nodes = {}
+
     def preview(self, node_id: str, image: PreviewImage, *, with_metadata: bool) -> Preview:
         """The event that carries an image of a node's unfinished work."""
         metadata = None

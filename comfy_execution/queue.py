@@ -14,18 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from comfy_execution import events, items
 from comfy_execution.history import HistoryStore
-from comfy_execution.items import (
-    CancelOutcome,
-    ExecutionStatus,
-    PromptIdConflictError,
-    QueueItem,
-    Submission,
-    SubmissionKind,
-    cancelled_status,
-    fingerprint_of,
-    normalize_item,
-    public_item,
-)
+from comfy_execution.items import CancelOutcome, QueueItem, Submission, SubmissionKind, public_item
 from comfy_execution.pending import Pending, PendingPrompts
 from comfy_execution.wire import dump_json
 
@@ -54,7 +43,7 @@ class PromptQueue:
         currently_running: Item key -> queue item, for node packages that look at what runs.
     """
 
-    ExecutionStatus = ExecutionStatus
+    ExecutionStatus = items.ExecutionStatus
 
     def __init__(
         self,
@@ -90,10 +79,10 @@ class PromptQueue:
             ACCEPTED; DUPLICATE when a prompt with this id and the same body is known (nothing is
             queued, the first job answers); CONFLICT when the id belongs to another body.
         """
-        entry = normalize_item(item)
+        entry = items.normalize_item(item)
         number, prompt_id = entry[0], entry[1]
         prompt_text = dump_json(entry[2])
-        fingerprint = fingerprint_of(prompt_text, entry)
+        fingerprint = items.fingerprint_of(prompt_text, entry)
         with self.mutex:
             known = self._fingerprints.get(prompt_id) or self._history.fingerprint(prompt_id)
             if known is not None:
@@ -118,11 +107,11 @@ class PromptQueue:
         """Queues an item, as node packages do.
 
         Raises:
-            PromptIdConflictError: a prompt with this id is known already.
+            items.PromptIdConflictError: a prompt with this id is known already.
         """
         submission = self.submit(item)
         if submission.kind is not SubmissionKind.ACCEPTED:
-            raise PromptIdConflictError(submission.prompt_id)
+            raise items.PromptIdConflictError(submission.prompt_id)
 
     def restore(
         self, entries: Sequence[tuple[QueueItem, str]], *, paused: bool = False
@@ -172,7 +161,7 @@ class PromptQueue:
             if self._journal is not None:
                 self._journal.mark_running(item[1])
             self._changed()
-            return item, key
+        return item, key
 
     def task_done(
         self,
@@ -281,7 +270,7 @@ class PromptQueue:
                 known = self._history.fingerprint(prompt_id) is not None
                 return CancelOutcome.FINISHED if known else CancelOutcome.UNKNOWN
             self._pending.remove([entry])
-            status = cancelled_status(prompt_id)
+            status = items.cancelled_status(prompt_id)
             self._record(public_item(entry.item), {"meta": {}}, status, entry.prompt_text)
             self._changed()
         self._announce_finished(prompt_id)
@@ -348,10 +337,8 @@ class PromptQueue:
             map_function: Applied to each entry.
         """
         with self.mutex:
-            if prompt_id is not None:
-                entries = self._history.read([prompt_id])
-            else:
-                entries = self._history.read(self._history.page(max_items, offset))
+            names = [prompt_id] if prompt_id else self._history.page(max_items, offset)
+        entries = self._history.read(names)
         if map_function is None:
             return entries
         return {name: map_function(entry) for name, entry in entries.items()}

@@ -47,9 +47,9 @@ class RunResults:
     def __len__(self) -> int:
         return len(self._results)
 
-    def node_ids(self) -> list[str]:
-        """Nodes that have a result at the moment."""
-        return list(self._results)
+    def clear(self) -> None:
+        """Lets everything go: the prompt has ended."""
+        self._results.clear()
 
     def expect(self, node_ids: Iterable[str], is_known: Callable[[str], bool]) -> None:
         """These nodes are wanted, and through their links others; all use what they link to.

@@ -123,6 +123,15 @@ class PromptRun:
         self.showing = Showing(self.prompt_id, self.prompt, self.sink, client_id)
         self._inputs: InputLists = {}
 
+    def close(self) -> None:
+        """The prompt has ended: lets go of results at once, not when cycles are collected."""
+        self.results.clear()
+        self.started.clear()
+        self.waiting.clear()
+        self.expanded_entries.clear()
+        self._inputs = {}
+        self.progress.close()
+
     # --- results ------------------------------------------------------------------------------
 
     def is_known(self, node_id: str) -> bool:

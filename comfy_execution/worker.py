@@ -83,7 +83,10 @@ class Worker:
             executor.execute(prompt, prompt_id, {**item[3], **secrets}, item[4])
         except BaseException as error:  # noqa: BLE001 - not a node's: the loop must go on
             executor.abandon(prompt_id, item[3], error)
-        self.queue.task_done(key, executor.history_result, executor.status, public_item)
+        try:
+            self.queue.task_done(key, executor.history_result, executor.status, public_item)
+        except Exception:  # the loop must go on
+            logger.exception("prompt %s has ended but could not be recorded", prompt_id)
         client_id = item[3].get("client_id")
         if client_id is not None:
             executor.server.publish(events.Executing(None, prompt_id, client_id=client_id))

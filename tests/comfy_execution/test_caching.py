@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 
 from comfy_execution.caching import (
-    CacheEntry,
     CacheType,
     ClassicCache,
     LRUCache,
     NullCache,
-    ObjectCache,
     Ownership,
     RAMPressureCache,
-    estimate_bytes,
-    free_memory_bytes,
     make_cache,
 )
 from comfy_execution.graph import DynamicPrompt
+from comfy_execution.instances import ObjectCache
+from comfy_execution.memory import estimate_bytes, free_memory_bytes
 from comfy_execution.registry import NodeRegistry, SpecTable
 from comfy_execution.signatures import Parts, Signatures, encode, explain
 from tests.comfy_execution.support import CLASSES, Bench, entry_of, make, node
@@ -108,7 +106,7 @@ def test_sizes_count_arrays_and_shared_things_once() -> None:
         nbytes = 1000
 
     array = Array()
-    assert estimate_bytes(CacheEntry([[array, array], [{"samples": array}], ["text"]])) == 1004
+    assert estimate_bytes([[array, array], [{"samples": array}], ["text"]]) == 1004
 
 
 def test_free_memory_is_measured() -> None:
