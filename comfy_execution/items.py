@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from comfy_execution.wire import dump_json
 
@@ -16,6 +16,16 @@ SENSITIVE_EXTRA_DATA_KEYS = ("auth_token_comfy_org", "api_key_comfy_org")
 
 QueueItem = tuple[float, str, dict[str, Any], dict[str, Any], list[str], dict[str, Any]]
 """(number, prompt_id, prompt, extra_data, output ids, secret extra data)."""
+
+
+class Interrupt(Protocol):
+    """The cancellation flag that running nodes look at."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def is_set(self) -> bool: ...
 
 
 class ExecutionStatus(NamedTuple):

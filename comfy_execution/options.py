@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from comfy_execution.caching import ClassicCache, ResultCache
-from comfy_execution.queue import Interrupt
+from comfy_execution.items import Interrupt
 
 
 class ExecutionInterrupt(Interrupt, Protocol):

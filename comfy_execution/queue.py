@@ -10,11 +10,18 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from comfy_execution import events, items
 from comfy_execution.history import HistoryStore
-from comfy_execution.items import CancelOutcome, QueueItem, Submission, SubmissionKind, public_item
+from comfy_execution.items import (
+    CancelOutcome,
+    Interrupt,
+    QueueItem,
+    Submission,
+    SubmissionKind,
+    public_item,
+)
 from comfy_execution.pending import Pending, PendingPrompts
 from comfy_execution.wire import dump_json
 
@@ -24,16 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAXIMUM_HISTORY_SIZE = 10000
-
-
-class Interrupt(Protocol):
-    """The cancellation flag that running nodes look at."""
-
-    def set(self) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def is_set(self) -> bool: ...
 
 
 class PromptQueue:
