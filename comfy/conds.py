@@ -87,7 +87,9 @@ class CONDCrossAttn(CONDRegular):
         contexts = [self.cond, *(other.cond for other in others)]
         length = math.lcm(*(context.shape[1] for context in contexts))
         # Softmax attention over the same tokens repeated gives the same result.
-        return torch.cat([c.repeat(1, length // c.shape[1], 1) for c in contexts])
+        return torch.cat(
+            [c if c.shape[1] == length else c.repeat(1, length // c.shape[1], 1) for c in contexts]
+        )
 
 
 class CONDConstant(CONDRegular):

@@ -115,9 +115,10 @@ def _weights(
         repeats = (-(-input_x.shape[0] // mask.shape[0]), input_x.shape[1])
         mask = mask.unsqueeze(1).repeat(*repeats, *(1,) * (mask.ndim - 1))
         return mask[: input_x.shape[0]]
+    if area is None:
+        return input_x.new_full((), strength).expand_as(input_x)
     mult = torch.full_like(input_x, strength)
-    if area is not None:
-        _feather(mult, area, dims)
+    _feather(mult, area, dims)
     return mult
 
 
@@ -199,18 +200,42 @@ def _merge_patches(options: dict[str, Any], patches: dict[str, list[Any]] | None
 
 
 class _Accumulator:
-    """Weighted sum of results for one conditioning list."""
+    """Weighted mean of results for one conditioning list.
+
+    The usual list has one entry with one weight for all cells: its result is the mean.
+    """
 
     def __init__(self, x: Tensor) -> None:
-        self.total = torch.zeros_like(x)
-        self.weight = torch.full_like(x, NO_WEIGHT)
+        self.x = x
+        self.only: tuple[Tensor, Job] | None = None
+        self.total: Tensor | None = None
+        self.weight: Tensor | None = None
 
     def add(self, result: Tensor, job: Job) -> None:
+        if self.total is None and self.only is None and _is_uniform(job):
+            self.only = (result, job)
+            return
+        if self.total is None:
+            self.total = torch.zeros_like(self.x)
+            self.weight = torch.full_like(self.x, NO_WEIGHT)
+        if self.only is not None:
+            waiting, self.only = self.only, None
+            self._add(*waiting)
+        self._add(result, job)
+
+    def _add(self, result: Tensor, job: Job) -> None:
         cut(self.total, job.area).add_(result * job.mult)
         cut(self.weight, job.area).add_(job.mult)
 
     def mean(self) -> Tensor:
-        return self.total.div_(self.weight)
+        if self.only is not None:
+            return self.only[0]
+        return torch.zeros_like(self.x) if self.total is None else self.total.div_(self.weight)
+
+
+def _is_uniform(job: Job) -> bool:
+    """Whether a job covers everything with one weight, which is stored as one expanded number."""
+    return job.area is None and not any(job.mult.stride())
 
 
 def _active_jobs(
