@@ -310,6 +310,11 @@ def _is_current(folder_name: str, listing: CachedListing) -> bool:
     )
 
 
+def lists_are_current() -> bool:
+    """Whether no directory of a category that was listed has changed since."""
+    return all(_is_current(*cached) for cached in list(filename_list_cache.items()))
+
+
 def _list_category(folder_name: str) -> CachedListing:
     directories, extensions = folder_names_and_paths[folder_name][:2]
     names: set[str] = set()
@@ -346,8 +351,7 @@ def get_full_path(folder_name: str, filename: str) -> str | None:
     Links below the directories are followed (model collections are often linked in), but a name
     that climbs out of them is treated as absent.
     """
-    folder_name = map_legacy(folder_name)
-    entry = folder_names_and_paths.get(folder_name)
+    entry = folder_names_and_paths.get(map_legacy(folder_name))
     if entry is None or "\0" in filename:
         return None
     relative = os.path.relpath(os.path.join(os.sep, filename), os.sep)

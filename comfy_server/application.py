@@ -9,7 +9,7 @@ from aiohttp.typedefs import Middleware
 from comfy_server import auth, metrics, middleware
 from comfy_server.rates import RateLimit
 from comfy_server.request_log import log_requests
-from comfy_server.routes import ALL_ROUTES, FALLBACK_ROUTES, login
+from comfy_server.routes import ALL_ROUTES, FALLBACK_ROUTES, login, object_info
 from comfy_server.services import LOGS, OPTIONS, PACKS, SERVER, SERVICES, USERS
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def build_application(server: PromptServer) -> web.Application:
         app[auth.STORE] = store
     app[login.ATTEMPTS] = RateLimit(login.ATTEMPTS_PER_MINUTE)
     app[OPTIONS] = options
+    app[object_info.LISTINGS] = {}
     app[SERVER] = server
     app[SERVICES] = server.services
     app[USERS] = server.user_manager

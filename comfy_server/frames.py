@@ -27,6 +27,17 @@ def with_sequence(frame: str, sequence: int) -> str:
     return f'{frame[:-1]},"seq":{sequence}}}'
 
 
+def wire_form(payload: bytes, is_text: bool) -> bytes:
+    """A whole unfragmented, uncompressed, unmasked WebSocket frame (RFC 6455, section 5.2)."""
+    first = 0x81 if is_text else 0x82
+    size = len(payload)
+    if size < 126:
+        return struct.pack(">BB", first, size) + payload
+    if size < 65536:
+        return struct.pack(">BBH", first, 126, size) + payload
+    return struct.pack(">BBQ", first, 127, size) + payload
+
+
 def raw_binary(event: int, data: bytes) -> bytes:
     """Event number, then the bytes as they are."""
     return struct.pack(">I", event) + data

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from comfy_server.frames import wire_form
+
 MAX_FRAMES = 8192
 MAX_BYTES = 32 * 1024 * 1024
 
@@ -34,7 +36,27 @@ class LazyFrame:
         return await asyncio.shield(self._future)
 
 
-Frame = str | bytes | LazyFrame
+class TextFrame:
+    """A text frame; its wire form is made once for all its receivers."""
+
+    __slots__ = ("_wire", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._wire: bytes | None = None
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @property
+    def wire(self) -> bytes:
+        """The bytes on an uncompressed connection."""
+        if self._wire is None:
+            self._wire = wire_form(self.text.encode("utf-8"), is_text=True)
+        return self._wire
+
+
+Frame = TextFrame | bytes | LazyFrame
 
 
 class Overflow(Exception):
@@ -80,18 +102,21 @@ class Outbox:
             self.dropped += 1
         self._latest[frame.key] = self._taken + len(self._frames)
 
-    async def take(self) -> Frame:
-        """Waits for the next frame and removes it."""
+    async def take(self) -> list[Frame]:
+        """Waits for frames and removes them, up to the first that has yet to be encoded."""
         while True:
+            taken: list[Frame] = []
             while self._frames:
                 frame = self._frames.popleft()
                 self._taken += 1
                 if frame is None:
                     continue
+                taken.append(frame)
                 if isinstance(frame, LazyFrame):
                     self._latest.pop(frame.key, None)
-                else:
-                    self._bytes -= len(frame)
-                return frame
+                    break
+                self._bytes -= len(frame)
+            if taken:
+                return taken
             self._waiting.clear()
             await self._waiting.wait()

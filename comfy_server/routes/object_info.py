@@ -3,7 +3,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import time
 import zlib
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -17,8 +20,23 @@ logger = logging.getLogger(__name__)
 
 routes = web.RouteTableDef()
 
+KEPT_S = 30.0
 GZIP_LEVEL = 4  # a page load waits for this: speed before size
 GZIP_WINDOW = 31  # zlib's number for "gzip header and trailer"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The encoded answer, and what it was made from."""
+
+    body: bytes
+    packed: bytes
+    tag: str
+    made_at: float
+    stamp: tuple[object, ...]
+
+
+LISTINGS: web.AppKey[dict[str, Listing]] = web.AppKey("listings", dict)
 
 
 def _entry(services: Services, name: str) -> dict[str, Any] | None:
@@ -29,11 +47,14 @@ def _entry(services: Services, name: str) -> dict[str, Any] | None:
         return None
 
 
-@routes.get("/object_info")
-@describe(OBJECT, answers={304: EMPTY})
-async def get_all(request: web.Request) -> web.Response:
-    """The definition of every node."""
-    services = request.app[SERVICES]
+def _stamp(services: Services) -> tuple[object, ...]:
+    """Changes when nodes come or go, or when a file is added to a model or the input folder."""
+    folder = folder_paths.get_input_directory()
+    changed = os.stat(folder).st_mtime_ns if os.path.isdir(folder) else 0
+    return tuple(services.node_names()), changed, folder_paths.lists_are_current()
+
+
+def _encode(services: Services) -> Listing:
     parts = []
     with folder_paths.cached_filename_lists():
         for name in list(services.node_names()):
@@ -41,19 +62,41 @@ async def get_all(request: web.Request) -> web.Response:
             if entry is not None:
                 parts.append(f"{dumps(name)}:{dumps(entry)}")
     body = ("{" + ",".join(parts) + "}").encode("ascii")
-    return _conditional(request, body)
-
-
-def _conditional(request: web.Request, body: bytes) -> web.Response:
-    """An answer with ETag, compressed if the client likes it, empty if it has it."""
+    packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WINDOW)
+    packed = packer.compress(body) + packer.flush()
     tag = hashlib.blake2b(body, digest_size=16).hexdigest()
-    headers = {"ETag": f'"{tag}"', "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
-    if any(etag.value == tag for etag in request.if_none_match or ()):
+    return Listing(body, packed, tag, time.monotonic(), _stamp(services))
+
+
+def _listing(request: web.Request) -> Listing:
+    """The listing, encoded anew when something changed or the client wants nothing kept.
+
+    The editor asks for a fresh one each time ("no-cache"), because options of packs' nodes may
+    depend on anything.
+    """
+    services, kept = request.app[SERVICES], request.app[LISTINGS]
+    folder = folder_paths.get_input_directory()  # with accounts, each user's own
+    known = kept.get(folder)
+    is_fresh = known is not None and time.monotonic() - known.made_at < KEPT_S
+    wants_fresh = "no-cache" in request.headers.get("Cache-Control", "")
+    if known is None or not is_fresh or wants_fresh or known.stamp != _stamp(services):
+        known = kept[folder] = _encode(services)
+    return known
+
+
+@routes.get("/object_info")
+@describe(OBJECT, answers={304: EMPTY})
+async def get_all(request: web.Request) -> web.Response:
+    """The definition of every node."""
+    listing = _listing(request)
+    headers = {
+        "ETag": f'"{listing.tag}"', "Cache-Control": "no-cache", "Vary": "Accept-Encoding",
+    }
+    if any(etag.value == listing.tag for etag in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
+    body = listing.body
     if "gzip" in request.headers.get("Accept-Encoding", ""):
-        packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WINDOW)
-        body = packer.compress(body) + packer.flush()
-        headers["Content-Encoding"] = "gzip"
+        body, headers["Content-Encoding"] = listing.packed, "gzip"
     return web.Response(
         body=body, headers=headers, content_type="application/json", charset="utf-8"
     )

@@ -13,7 +13,8 @@ from comfy_server.describe import EMPTY, TEXT, describe, ref
 from comfy_server.frames import text_frame
 from comfy_server.gate import is_loopback
 from comfy_server.hub import Client
-from comfy_server.services import SERVER, USERS
+from comfy_server.outbox import TextFrame
+from comfy_server.services import OPTIONS, SERVER, USERS
 from comfy_server.strict_json import error_response
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ async def connect(request: web.Request) -> web.StreamResponse:
         return error_response(403, "this clientId belongs to another user; use one of your own")
     resume = request.query.get("resume")
     # on this machine compressing costs more than it saves
-    socket = web.WebSocketResponse(
-        max_msg_size=MAX_MESSAGE_BYTES, compress=not is_loopback(request.remote or "")
-    )
+    compress = request.app[OPTIONS].compress and not is_loopback(request.remote or "")
+    socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, compress=compress)
     await socket.prepare(request)
-    client = server.hub.attach(sid, socket, user, resume)
+    client = Client(sid, socket, user, None if socket.compress else request.transport)
+    server.hub.attach(client, resume)
     server.hub.greet(client, {"status": server.get_queue_info()}, resume)
     if server.client_id == sid and server.last_node_id is not None:
         server.hub.send_text("executing", {"node": server.last_node_id}, sid)
@@ -75,7 +76,7 @@ async def _listen(server: PromptServer, client: Client) -> None:
             flags = parsed.get("data")
             client.flags.update(flags if isinstance(flags, dict) else {})
             features = server.get_feature_flags()
-            client.outbox.put(text_frame("feature_flags", features))
+            client.outbox.put(TextFrame(text_frame("feature_flags", features)))
 
 
 def _parse(text: str) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from comfy_execution import events
 from comfy_server import PromptServer
-from comfy_server.outbox import LazyFrame, Outbox, Overflow
+from comfy_server.outbox import LazyFrame, Outbox, Overflow, TextFrame
 from protocol import BinaryEventTypes
 from tests.comfy_server.conftest import PROMPT, Start
 
@@ -237,26 +237,26 @@ async def test_previews_are_not_sent_more_often_than_the_interval(start: Start) 
 
 async def test_a_waiting_preview_is_replaced_by_a_newer_one_in_place() -> None:
     outbox = Outbox()
-    outbox.put("one")
-    outbox.put(LazyFrame(lambda: b"old", key="node"))
-    outbox.put("two")
+    one, two = TextFrame("one"), TextFrame("two")
     newest = LazyFrame(lambda: b"new", key="node")
-    outbox.put(newest)
-    outbox.put(LazyFrame(lambda: b"result"))
-    taken = [await outbox.take() for _ in range(4)]
-    assert taken[:3] == ["one", "two", newest]
+    result = LazyFrame(lambda: b"result")
+    for frame in (one, LazyFrame(lambda: b"old", key="node"), two, newest, result):
+        outbox.put(frame)
+    assert await outbox.take() == [one, two, newest]
+    assert await outbox.take() == [result]
     assert outbox.dropped == 1
 
 
 async def test_an_outbox_is_bounded_in_frames_and_bytes() -> None:
     outbox = Outbox(max_frames=2, max_bytes=10)
-    outbox.put("12345")
-    outbox.put("12345")
+    outbox.put(b"12345")
+    outbox.put(b"12345")
     with pytest.raises(Overflow):
-        outbox.put("1")
-    assert await outbox.take() == "12345"
+        outbox.put(b"1")
+    outbox = Outbox(max_frames=9, max_bytes=10)
+    outbox.put(TextFrame("12345"))
     with pytest.raises(Overflow):
-        outbox.put("123456")
+        outbox.put(b"123456")
 
 
 async def test_a_numbered_stream_resumes_where_it_broke(client: Client) -> None:
@@ -310,3 +310,46 @@ async def test_log_lines_reach_subscribers_only(client: Client) -> None:
     logs.write("more\n")
     logs.flush()
     assert await silent(watching)
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 300_000])
+async def test_frames_of_every_size_arrive_whole(client: Client, size: int) -> None:
+    socket = await connect(client, "me")
+    PromptServer.instance.send_sync("sized", "ü" * size, "me")
+    assert (await receive(socket))["data"] == "ü" * size
+    PromptServer.instance.send_sync(BinaryEventTypes.TEXT, b"x" * size, "me")
+    assert await receive(socket) == struct.pack(">I", 3) + b"x" * size
+
+
+async def test_a_reader_who_does_not_read_is_cut_off_and_delays_nobody(client: Client) -> None:
+    import socket as plain_socket
+
+    port = client.server.port
+    stuck = plain_socket.create_connection(("127.0.0.1", port))
+    stuck.setsockopt(plain_socket.SOL_SOCKET, plain_socket.SO_RCVBUF, 4096)
+    stuck.sendall(
+        f"GET /ws?clientId=stuck HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+    )
+    quick = await connect(client, "quick")
+    hub = PromptServer.instance.hub
+    while "stuck" not in hub.clients:
+        await asyncio.sleep(0.005)
+    for number in range(60):
+        PromptServer.instance.send_sync("large", "x" * 1_000_000)
+        frame = await receive(quick)
+        assert frame["type"] == "large", number
+    assert "stuck" not in hub.clients
+    stuck.close()
+
+
+async def test_compressed_sockets_speak_the_same(start: Start) -> None:
+    client = await start(compress=True)
+    socket = await connect(client, "me")
+    PromptServer.instance.hub.clients["me"].transport = None  # as for one who asked for it
+    publish(events.Progress(1, 2, "p", "3", "me"), events.ProgressText("t", "1", "p", "me"))
+    publish(events.Preview("JPEG", picture(), 64, None, "me"))
+    assert (await receive(socket))["type"] == "progress"
+    assert await receive(socket) == struct.pack(">II", 3, 1) + b"1t"
+    assert struct.unpack_from(">II", await receive(socket)) == (1, 1)
