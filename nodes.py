@@ -81,6 +81,13 @@ from comfy_nodes.vae import (
     VAEEncodeForInpaint,
     VAEEncodeTiled,
 )
+from comfy_nodes.vision import (
+    CLIPVisionEncode,
+    CLIPVisionLoader,
+    GLIGENLoader,
+    GLIGENTextBoxApply,
+    unCLIPConditioning,
+)
 
 write_through(
     __name__,

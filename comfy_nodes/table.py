@@ -18,6 +18,7 @@ from comfy_nodes import (
     loaders,
     sampling,
     vae,
+    vision,
 )
 
 CATEGORIES = (
@@ -28,6 +29,7 @@ CATEGORIES = (
     latent,
     latent_files,
     vae,
+    vision,
     image,
     image_files,
 )

@@ -1,0 +1,1 @@
+"""GLIGEN: objects named by texts, placed in boxes."""
