@@ -7,6 +7,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from comfy_server import auth, metrics, middleware
+from comfy_server.completions import COMPLETIONS, Completions
 from comfy_server.rates import RateLimit
 from comfy_server.request_log import log_requests
 from comfy_server.routes import ALL_ROUTES, FALLBACK_ROUTES, login, object_info
@@ -43,6 +44,7 @@ def build_application(server: PromptServer) -> web.Application:
     app[object_info.LISTINGS] = {}
     app[SERVER] = server
     app[SERVICES] = server.services
+    app[COMPLETIONS] = Completions(server.loop, server.services.queue)
     app[USERS] = server.user_manager
     app[PACKS] = server.packs
     app[LOGS] = server.logs

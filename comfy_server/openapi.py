@@ -43,8 +43,11 @@ SCHEMAS: dict[str, Schema] = {
     "PromptRequest": shape(
         {"prompt": ref("Prompt")}, client_id=TEXT, extra_data=OBJECT, prompt_id=TEXT,
         number=NUMBER, front={"type": "boolean"}, partial_execution_targets=TEXTS,
+        wait={"type": "boolean"},
     ),
-    "PromptAccepted": shape({"prompt_id": TEXT, "number": NUMBER, "node_errors": OBJECT}),
+    "PromptAccepted": shape(
+        {"prompt_id": TEXT, "number": NUMBER, "node_errors": OBJECT}, history=ref("HistoryEntry")
+    ),
     "QueueInfo": shape({"exec_info": shape({"queue_remaining": INTEGER})}),
     "QueueItem": {
         "type": "array", "minItems": 5, "maxItems": 5,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from comfy_execution.planning import Plan
 from comfy_execution.queue import PromptQueue
 from comfy_server.accounts import Account
 from comfy_server.options import ServerOptions
@@ -35,6 +36,7 @@ class Services:
         system_stats: Versions, memory and devices, as `/system_stats` shows them.
         node_replacements: Old class name -> how to replace it.
         apply_replacements: Rewrites old node names of a submitted prompt.
+        plan: (prompt, ids of its valid outputs, extra data) -> what would run, for dry runs.
         ready: Whether models can run: what /readyz answers; text says why not.
     """
 
@@ -45,6 +47,7 @@ class Services:
     system_stats: Callable[[], JsonDict] = dict
     node_replacements: Callable[[], Mapping[str, Any]] = dict
     apply_replacements: Callable[[JsonDict], JsonDict] | None = None
+    plan: Callable[[JsonDict, list[str], JsonDict], Awaitable[Plan]] | None = None
     ready: Callable[[], str | None] = lambda: None
     metrics: Callable[[], JsonDict] = field(default=dict)
 

@@ -15,6 +15,7 @@ from comfy_server.routes import (
     object_info,
     prompt,
     queue,
+    queue_order,
     settings,
     socket,
     system,
@@ -22,6 +23,7 @@ from comfy_server.routes import (
     upload,
     userdata,
     users,
+    validation,
     view,
 )
 
@@ -33,6 +35,8 @@ ALL_ROUTES: tuple[web.RouteTableDef, ...] = (
     socket.routes,
     prompt.routes,
     queue.routes,
+    queue_order.routes,
+    validation.routes,
     history.routes,
     object_info.routes,
     view.routes,

@@ -13,7 +13,8 @@ from aiohttp import web
 
 from comfy_execution.items import SENSITIVE_EXTRA_DATA_KEYS, Submission, SubmissionKind
 from comfy_server.auth import owner_of
-from comfy_server.describe import describe, ref
+from comfy_server.completions import COMPLETIONS
+from comfy_server.describe import FLAG, describe, ref
 from comfy_server.ownership import OWNER_KEY
 from comfy_server.services import PROMPT_ID, SERVER, SERVICES, Services, resolve
 from comfy_server.strict_json import BadJson, json_response, read_json
@@ -62,27 +63,51 @@ async def get_prompt(request: web.Request) -> web.Response:
 @routes.post("/prompt")
 @describe(
     ref("PromptAccepted"), body=ref("PromptRequest"),
-    answers={400: ref("PromptError"), 409: ref("PromptError"), 503: ref("PromptError")},
+    query={"wait": FLAG},
+    answers={status: ref("PromptError") for status in (400, 409, 410, 503)},
 )
 async def post_prompt(request: web.Request) -> web.Response:
     """Validates a prompt and puts it in the queue."""
     server, services = request.app[SERVER], request.app[SERVICES]
     try:
-        body = await _read_body(request)
+        body = await read_body(request)
         body = server.trigger_on_prompt(body)
-        submitted = _sort_out(body, server)
+        submitted = sort_out(body, server)
         request[PROMPT_ID] = submitted.prompt_id  # for the request log
         _claim(request, server, submitted)
-        valid, error, outputs, node_errors = await _validate(services, submitted)
+        valid, error, outputs, node_errors = await validate_submitted(services, submitted)
         if not valid:
             return json_response({"error": error, "node_errors": node_errors}, status=400)
         answer = _accepted(await server.submit(submitted_item(submitted, outputs)))
+        if _wants_result(request, body):
+            answer["history"] = await _result(request, submitted.prompt_id)
     except PromptRefused as refused:
         return json_response({"error": refused.error, "node_errors": {}}, refused.status)
     return json_response({**answer, "node_errors": node_errors})
 
 
-async def _read_body(request: web.Request) -> dict[str, Any]:
+def _wants_result(request: web.Request, body: dict[str, Any]) -> bool:
+    """Whether the answer is to come when the prompt has ended: `wait`, in the body or the query."""
+    return body.get("wait") is True or request.query.get("wait") == "true"
+
+
+async def _result(request: web.Request, prompt_id: str) -> dict[str, Any]:
+    """The history entry of a prompt, once it has ended.
+
+    Raises:
+        PromptRefused: it was taken out of the queue meanwhile.
+    """
+    ended = await request.app[COMPLETIONS].wait(prompt_id)
+    found = request.app[SERVICES].queue.get_history(prompt_id) if ended else {}
+    if prompt_id not in found:
+        raise PromptRefused(
+            "prompt_removed", "The prompt was taken out of the queue", prompt_id, 410
+        )
+    entry: dict[str, Any] = found[prompt_id]
+    return entry
+
+
+async def read_body(request: web.Request) -> dict[str, Any]:
     try:
         body = await read_json(request)
     except BadJson as error:
@@ -95,7 +120,7 @@ async def _read_body(request: web.Request) -> dict[str, Any]:
     return body
 
 
-def _sort_out(body: dict[str, Any], server: PromptServer) -> Request:
+def sort_out(body: dict[str, Any], server: PromptServer) -> Request:
     """Checks everything about the body but the graph itself.
 
     Raises:
@@ -202,7 +227,7 @@ def _missing_prompt(body: dict[str, Any]) -> PromptRefused:
     return PromptRefused("no_prompt", "No prompt provided", details)
 
 
-async def _validate(
+async def validate_submitted(
     services: Services, submitted: Request
 ) -> tuple[bool, dict[str, Any] | None, list[str], dict[str, Any]]:
     if services.apply_replacements is not None:
