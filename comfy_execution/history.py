@@ -26,6 +26,7 @@ class _Stored:
     fingerprint: str
     job: dict[str, Any]
     blob: bytes | None  # None: the journal has it
+    is_of_earlier_process: bool = False
 
 
 class HistoryStore(Mapping[str, dict[str, Any]]):
@@ -42,8 +43,8 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
         self._entries: OrderedDict[str, _Stored] = OrderedDict()
         if journal is not None:
             for prompt_id, fingerprint, blob in journal.load_history(limit):
-                job = job_from_history(prompt_id, _unpack(blob))
-                self._entries[prompt_id] = _Stored(fingerprint, job, None)
+                job = job_from_history(prompt_id, _without_temporary(_unpack(blob)))
+                self._entries[prompt_id] = _Stored(fingerprint, job, None, True)
 
     def add(
         self,
@@ -102,8 +103,10 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
             blob = stored.blob if stored is not None else None
             if stored is not None and blob is None and self._journal is not None:
                 blob = self._journal.read_history(prompt_id)
-            if blob is not None:
-                found[prompt_id] = _unpack(blob)
+            if stored is not None and blob is not None:
+                entry = _unpack(blob)
+                is_old = stored.is_of_earlier_process
+                found[prompt_id] = _without_temporary(entry) if is_old else entry
         return found
 
     def delete(self, prompt_id: str) -> None:
@@ -140,3 +143,21 @@ def _entry_text(entry: dict[str, Any], prompt_text: str | None) -> str:
 def _unpack(blob: bytes) -> dict[str, Any]:
     entry: dict[str, Any] = json.loads(zlib.decompress(blob))
     return entry
+
+
+def _without_temporary(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry after a restart, which empties the folder of temporary files."""
+    outputs: dict[str, Any] = {}
+    for node_id, output in (entry.get("outputs") or {}).items():
+        kept = {}
+        for kind, items in output.items():
+            some = isinstance(items, list) and len(items) > 0
+            left = [item for item in items if not _is_temporary(item)] if some else items
+            if left or not some:
+                kept[kind] = left
+        outputs[node_id] = kept
+    return entry | {"outputs": outputs}
+
+
+def _is_temporary(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "temp" and "filename" in item

@@ -144,6 +144,21 @@ def test_order_deletion_and_history_survive(path: Path) -> None:
     assert list(Process(path).queue.history) == []
 
 
+def test_temporary_files_do_not_outlive_the_process_that_wrote_them(path: Path) -> None:
+    first = Process(path)
+    first.queue.put(item("a"))
+    saved, preview = ({"filename": "x.png", "subfolder": "", "type": t} for t in ("output", "temp"))
+    outputs = {"1": {"images": [preview, saved], "text": ["t"]}, "2": {"images": [preview]}}
+    first.queue.task_done(first.start(), {"outputs": outputs, "meta": {}}, SUCCESS)
+    assert first.queue.get_history("a")["a"]["outputs"] == outputs
+    first.die()
+    second = Process(path)
+    left = {"1": {"images": [saved], "text": ["t"]}, "2": {}}
+    assert second.queue.get_history("a")["a"]["outputs"] == left
+    assert second.queue.history.jobs()[0]["outputs_count"] == 1
+    second.die()
+
+
 def test_secrets_are_not_written(path: Path) -> None:
     first = Process(path)
     first.queue.put((*item("a")[:5], {"api_key_comfy_org": "very-s3cret"}))
