@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CoroutineType
+from types import coroutine as coroutine_function
 from typing import Any, NamedTuple
 
 from comfy_execution.breaker import CallGuard
@@ -93,7 +95,7 @@ async def _async_map_node_over_list(
         method = getattr(call.bound.target, func)
         result = _guarded(method, call.bound.arguments(values), call.guard)
         if isinstance(result, CoroutineType):
-            task = asyncio.ensure_future(_contained(result))
+            task = asyncio.ensure_future(_contained(result, call.guard or CallGuard()))
             await asyncio.sleep(0)  # short coroutines end here and cost no waiting
             result = task.result() if task.done() else task
         results.append(result)
@@ -215,12 +217,33 @@ def _find_blocker(values: Mapping[str, Any], input_is_list: bool) -> ExecutionBl
     return None
 
 
-async def _contained(coroutine: Awaitable[Any]) -> Any:
+async def _contained(coroutine: CoroutineType[Any, Any, Any], guard: CallGuard) -> Any:
     """Awaits a node; asyncio would end its loop over an exception that means to end the process."""
     try:
-        return await coroutine
+        return await _guarded_steps(coroutine, guard)
     except (KeyboardInterrupt, SystemExit) as error:
         raise NodeExitError(str(error)) from error
+
+
+@coroutine_function
+def _guarded_steps(
+    coroutine: CoroutineType[Any, Any, Any], guard: CallGuard
+) -> Generator[Any, Any, Any]:
+    """Drives a coroutine step by step: between two awaits it may be broken out of."""
+    advance: Callable[[], Any] = functools.partial(coroutine.send, None)
+    while True:
+        guard.enter()
+        try:
+            waited_for = advance()
+        except StopIteration as end:
+            return end.value
+        finally:
+            guard.leave()
+        try:
+            value = yield waited_for
+            advance = functools.partial(coroutine.send, value)
+        except BaseException as error:  # noqa: BLE001 - handed on: the coroutine decides
+            advance = functools.partial(coroutine.throw, error)
 
 
 def _checked(call: Returned, spec: NodeSpec) -> Any:

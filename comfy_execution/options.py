@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from comfy_execution.caching import ClassicCache, ResultCache
 from comfy_execution.items import Interrupt
+from comfy_execution.memory import process_peak_bytes
 
 
 class ExecutionInterrupt(Interrupt, Protocol):
@@ -28,14 +29,15 @@ class ExecutorOptions:
         oom_hook: Called with what a node raised; frees memory and returns advice if it was for
             lack of memory, else returns None.
         ui_is_valid: Whether the files a cached output node shows are still there.
-        peak_memory: Highest memory use in bytes since the last question, or None.
+        peak_memory: Highest memory use in bytes up to now, for the record of each node; None if
+            unknown.
     """
 
     cache: ResultCache = field(default_factory=ClassicCache)
     run_context: Callable[[], AbstractContextManager[Any]] = nullcontext
     oom_hook: Callable[[BaseException], str | None] = lambda _: None
     ui_is_valid: Callable[[Mapping[str, Any]], bool] = lambda _: True
-    peak_memory: Callable[[], int | None] = lambda: None
+    peak_memory: Callable[[], int | None] = process_peak_bytes
 
 
 class NeverInterrupted(BaseException):

@@ -350,8 +350,6 @@ class PromptQueue:
         with self.mutex:
             self._history.delete(id_to_delete)
 
-    # --- listeners ----------------------------------------------------------------------------
-
     def add_interrupt_listener(self, listener: Callable[[str], None]) -> None:
         """Calls listener(prompt_id) after a running prompt was told to stop."""
         self._interrupt_listeners.append(listener)

@@ -52,7 +52,7 @@ class RunHooks:
             the error message, and may free memory.
         ui_is_valid: Whether what a cached output node shows is still there.
         guard: Marks the time in which node code may be broken out of.
-        peak_memory: Highest memory use in bytes since the last question, or None.
+        peak_memory: Highest memory use in bytes up to now, or None.
     """
 
     interruptions: tuple[type[BaseException], ...]

@@ -600,6 +600,26 @@ def test_an_async_node_runs_its_list_items_side_by_side() -> None:
     assert Slow.most_running == 3
 
 
+def test_an_async_node_sees_exceptions_and_results_of_what_it_awaits() -> None:
+    import asyncio
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("inner")
+
+    async def run(self: Any) -> tuple[str]:
+        try:
+            await asyncio.gather(fails(), asyncio.sleep(0))
+        except KeyError as error:
+            found = await asyncio.wait_for(asyncio.sleep(0, "value"), 5)
+            return (f"{error.args[0]} {found}",)
+        return ("nothing",)
+
+    bench = Bench(classes={"Catches": node("Catches", run=run)})
+    result = bench.run({"1": make("Catches"), "2": make("Show", value=["1", 0])})
+    assert bench.values(result) == {"2": ["inner value"]}
+
+
 def test_an_async_failure_stops_the_other_tasks() -> None:
     bench = Bench()
 

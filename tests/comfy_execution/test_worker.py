@@ -146,6 +146,24 @@ def test_a_busy_node_is_broken_out_of(house: Any, swallow: type[BaseException] |
     assert home.ending("b") == "execution_success"
 
 
+def test_a_busy_async_node_is_broken_out_of(house: Any) -> None:
+    started = threading.Event()
+
+    async def run(self: Any) -> tuple[int]:
+        import asyncio
+
+        await asyncio.sleep(0.001)
+        started.set()
+        while True:
+            pass
+
+    home = house({"Busy": node("Busy", run=run)})
+    home.post("a", {"1": make("Busy"), "2": make("Show", value=["1", 0])})
+    assert started.wait(5)
+    assert home.queue.interrupt("a")
+    assert home.ending("a") == "execution_interrupted"
+
+
 def test_a_guard_lets_nothing_through_outside_of_node_code() -> None:
     guard = CallGuard()
     assert not guard.raise_inside(ForcedInterruption)
