@@ -1,0 +1,48 @@
+"""What guidance nodes share: the schema of a node that changes a model's guidance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from comfy_api.latest import io
+
+Facts = dict[str, Any]  # what guidance hooks are given; see the sampling code
+
+
+def patched_model_schema(
+    node_id: str, category: str, *inputs: io.Input, **options: Any
+) -> io.Schema:
+    """Declaration of a node from model to model, its output named `patched_model`."""
+    return io.Schema(
+        node_id=node_id,
+        category=category,
+        inputs=[io.Model.Input("model"), *inputs],
+        outputs=[io.Model.Output(display_name="patched_model")],
+        **options,
+    )
+
+
+def with_post_cfg(model: Any, change: Callable[[Facts], Tensor]) -> io.NodeOutput:
+    """A view of the model whose guided estimate goes through `change`."""
+    view = model.clone()
+    view.set_model_sampler_post_cfg_function(change)
+    return io.NodeOutput(view)
+
+
+def with_pre_cfg(model: Any, change: Callable[[Facts], list[Tensor]]) -> io.NodeOutput:
+    """A view of the model whose two estimates go through `change` before guidance.
+
+    Nothing is changed where only one estimate was made.
+    """
+
+    def before(facts: Facts) -> list[Tensor]:
+        conds = facts["conds_out"]
+        both = len(conds) > 1 and all(cond is not None for cond in facts["conds"][:2])
+        return change(facts) if both else conds
+
+    view = model.clone()
+    view.set_model_sampler_pre_cfg_function(before)
+    return io.NodeOutput(view)

@@ -1,0 +1,65 @@
+"""Guidance as the sampler of Lumina-Image 2.0 does it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comfy_api.latest import io
+from comfy_extras.extension import entrypoint_of
+from comfy_extras.guidance import Facts
+
+
+def renormed(facts: Facts, channels: int, cfg_trunc: float, renorm_cfg: float) -> Tensor:
+    """Input minus the guided estimate.
+
+    Args:
+        channels: Channels that are guided; the others are those of the positive estimate.
+        cfg_trunc: Noise level from which on the positive estimate is taken as it is.
+        renorm_cfg: Greatest norm of an item's estimate, in norms of its positive one; 0 for any.
+    """
+    positive, negative = facts["cond_denoised"], facts["uncond_denoised"]
+    guided, rest = positive[:, :channels], positive[:, channels:]
+    if float(facts["timestep"][0]) < cfg_trunc:
+        base = negative[:, :channels]
+        made = base + facts["cond_scale"] * (guided - base)
+        if renorm_cfg > 0:
+            axes = tuple(range(1, made.ndim))
+            limit = torch.linalg.vector_norm(guided, dim=axes, keepdim=True) * renorm_cfg
+            norm = torch.linalg.vector_norm(made, dim=axes, keepdim=True)
+            made = torch.where(norm >= limit, made * (limit / norm), made)
+        guided = made
+    return facts["input"] - torch.cat([guided, rest], dim=1)
+
+
+class RenormCFG(io.ComfyNode):
+    """Bounds the norm of the guided estimate by that of the positive one."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="RenormCFG",
+            category="advanced/model",
+            inputs=[
+                io.Model.Input("model"),
+                io.Float.Input("cfg_trunc", default=100, min=0.0, max=100.0, step=0.01),
+                io.Float.Input("renorm_cfg", default=1.0, min=0.0, max=100.0, step=0.01),
+            ],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, cfg_trunc: float, renorm_cfg: float) -> io.NodeOutput:
+        view = model.clone()
+        channels = view.model.diffusion_model.in_channels
+        view.set_model_sampler_cfg_function(
+            lambda facts: renormed(facts, channels, cfg_trunc, renorm_cfg)
+        )
+        return io.NodeOutput(view)
+
+    patch = execute
+
+
+comfy_entrypoint = entrypoint_of(RenormCFG)
