@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -266,6 +266,22 @@ def restart_process() -> None:
     os._exit(supervisor.RESTART_EXIT_CODE)
 
 
+def preview_method(
+    extra_data: Mapping[str, Any], args: argparse.Namespace, server: PromptServer
+) -> str | None:
+    """Name of the preview method of a prompt; None leaves the one in force.
+
+    The prompt's own choice comes first. Where neither it nor the command line says anything,
+    clients that can tell a preview from a result get the best there is.
+    """
+    named = str(extra_data.get("preview_method") or "")
+    if cli_args.LatentPreviewMethod.from_string(named) is not None:
+        return named
+    client = server.sockets_metadata.get(str(extra_data.get("client_id")), {})
+    understands = client.get("feature_flags", {}).get("supports_preview_metadata")
+    return "auto" if args.automatic_previews and understands else None
+
+
 async def load_nodes(packs: PackSelection) -> None:
     """Fills the node table: core nodes, built-in extras, packs."""
     import nodes
@@ -351,6 +367,7 @@ class Program:
         from comfy_execution.breaker import Breaker
         from comfy_execution.executor import PromptExecutor
         from comfy_execution.node_info import node_info
+        from comfy_execution.planning import plan_prompt
         from comfy_execution.progress import make_progress_hook
         from comfy_execution.recovery import StartMode, recover
         from comfy_execution.registry import NodeRegistry, install
@@ -375,6 +392,9 @@ class Program:
         server.packs.web_directories.update(nodes.EXTENSION_WEB_DIRS)
 
         executor = PromptExecutor(registry, server, INTERRUPT, executor_options(self.args))
+        server.services.plan = lambda prompt, outputs, extra: plan_prompt(
+            prompt, outputs, registry, executor.caches.outputs, extra
+        )
         breaker = Breaker(
             executor.guard,
             INTERRUPT.exception,
@@ -395,9 +415,10 @@ class Program:
                 modes[self.args.on_restart],
                 retry_running=not supervisor.was_native_crash(os.environ),
             )
+            server.number = max(server.number, self.queue.next_number())
         hooks = WorkerHooks(
             before_prompt=lambda extra: latent_preview.set_preview_method(
-                extra.get("preview_method")
+                preview_method(extra, self.args, server)
             ),
             unload_models=residency.unload_all_models,
         )

@@ -313,9 +313,10 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
         "--preview-method",
         type=LatentPreviewMethod,
         choices=list(LatentPreviewMethod),
-        default=LatentPreviewMethod.Auto,
+        default=None,
         metavar="{none,auto,latent2rgb,taesd}",
-        help="Sampler preview (default auto: the best available; a prompt may override it).",
+        help="Sampler preview; a prompt may override it (default: the best available for clients "
+        "that understand previews, such as the editor, none for others).",
     )
     add(
         "--preview-size",
@@ -454,7 +455,17 @@ def ineffective(parser: argparse.ArgumentParser, argv: Iterable[str]) -> list[st
     return [word for word in (item.split("=", 1)[0] for item in argv) if word in inert]
 
 
-args: argparse.Namespace = build_parser().parse_args([])
+def _completed(parsed: argparse.Namespace) -> argparse.Namespace:
+    """Fills in what options imply for one another."""
+    parsed.fp16_unet |= parsed.force_fp16
+    # Older clients take every binary frame for a result, so previews are not sent to them unasked.
+    parsed.automatic_previews = parsed.preview_method is None
+    if parsed.automatic_previews:
+        parsed.preview_method = LatentPreviewMethod.NoPreviews
+    return parsed
+
+
+args: argparse.Namespace = _completed(build_parser().parse_args([]))
 
 
 def fill(argv: Sequence[str]) -> argparse.Namespace:
@@ -463,8 +474,5 @@ def fill(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: status 2 for an unknown option or value, 0 for --help.
     """
-    parsed = build_parser().parse_args(list(argv))
-    if parsed.force_fp16:
-        parsed.fp16_unet = True
-    args.__dict__.update(vars(parsed))
+    args.__dict__.update(vars(_completed(build_parser().parse_args(list(argv)))))
     return args

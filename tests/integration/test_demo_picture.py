@@ -14,7 +14,12 @@ from tests.support.prompts import DEMO_CHECKPOINT, demo_prompt, plain_prompt
 from tests.support.server_process import ServerProcess
 
 
-async def frames_of(server: ServerProcess, prompt: dict[str, Any], flags: bool) -> list[Any]:
+FRAME_TIMEOUT_S = 60
+
+
+async def frames_of(
+    server: ServerProcess, prompt: dict[str, Any], flags: bool, **extra_data: Any
+) -> list[Any]:
     """Runs `prompt`; returns every frame its owner receives: dicts for text, bytes for binary."""
     frames: list[Any] = []
     client_id = f"watcher-{flags}"
@@ -26,11 +31,12 @@ async def frames_of(server: ServerProcess, prompt: dict[str, Any], flags: bool) 
             await socket.send_json(
                 {"type": "feature_flags", "data": {"supports_preview_metadata": True}}
             )
-        body = {"prompt": prompt, "client_id": client_id}
+        body = {"prompt": prompt, "client_id": client_id, "extra_data": extra_data}
         async with session.post("/prompt", json=body) as answer:
             assert answer.status == 200, await answer.text()
             prompt_id = (await answer.json())["prompt_id"]
-        async for message in socket:
+        while True:
+            message = await socket.receive(timeout=FRAME_TIMEOUT_S)
             if message.type is aiohttp.WSMsgType.BINARY:
                 frames.append(message.data)
                 continue
@@ -76,9 +82,9 @@ async def test_frames_arrive_in_the_documented_order(server: ServerProcess) -> N
     assert {step["node"] for step in steps} == {"5"}
 
 
-async def test_previews_reach_both_kinds_of_client(server: ServerProcess) -> None:
-    with_metadata = await frames_of(server, demo_prompt(seed=8, steps=4), flags=True)
-    previews = [frame for frame in with_metadata if isinstance(frame, bytes)]
+async def test_a_client_that_understands_previews_gets_them(server: ServerProcess) -> None:
+    frames = await frames_of(server, demo_prompt(seed=8, steps=4), flags=True)
+    previews = [frame for frame in frames if isinstance(frame, bytes)]
     assert previews
     assert {int.from_bytes(frame[:4], "big") for frame in previews} == {4}
     length = int.from_bytes(previews[0][4:8], "big")
@@ -86,8 +92,14 @@ async def test_previews_reach_both_kinds_of_client(server: ServerProcess) -> Non
     assert metadata["node_id"] == "5"
     assert max(Image.open(io.BytesIO(previews[0][8 + length :])).size) == 512
 
-    plain = await frames_of(server, demo_prompt(seed=9, steps=4), flags=False)
-    previews = [frame for frame in plain if isinstance(frame, bytes)]
+
+async def test_a_client_that_does_not_gets_them_only_if_it_asks(server: ServerProcess) -> None:
+    unasked = await frames_of(server, demo_prompt(seed=9, steps=4), flags=False)
+    assert not [frame for frame in unasked if isinstance(frame, bytes)]
+
+    prompt = demo_prompt(seed=10, steps=4)
+    asked = await frames_of(server, prompt, flags=False, preview_method="latent2rgb")
+    previews = [frame for frame in asked if isinstance(frame, bytes)]
     assert {int.from_bytes(frame[:4], "big") for frame in previews} == {1}
     assert Image.open(io.BytesIO(previews[0][8:])).format == "JPEG"
 
