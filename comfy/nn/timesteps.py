@@ -22,7 +22,8 @@ def timestep_embedding(
         return timesteps[:, None].expand(-1, dim)
     half = dim // 2
     steps = torch.arange(half, dtype=torch.float32, device=timesteps.device)
-    frequencies = torch.exp(steps * (-math.log(max_period) / half))
+    # In this order, so that float32 rounds as it did in training: times reach 1000.
+    frequencies = torch.exp(-math.log(max_period) * steps / half)
     angles = timesteps[:, None].float() * frequencies
     parts = [angles.cos(), angles.sin()]
     if dim % 2:

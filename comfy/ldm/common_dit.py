@@ -1,0 +1,29 @@
+"""What transformers over patches share: padding to whole patches, and a norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def pad_to_patch_size(
+    img: Tensor, patch_size: Sequence[int] = (2, 2), padding_mode: str = "circular"
+) -> Tensor:
+    """Pad the last axes of ``img [B, C, (T,) H, W]`` at their ends to multiples of the patch
+    size."""
+    if padding_mode == "circular" and (torch.jit.is_tracing() or torch.jit.is_scripting()):
+        padding_mode = "reflect"  # circular padding cannot be exported
+    pad: list[int] = []
+    for size, patch in zip(img.shape[-len(patch_size) :], patch_size):
+        pad = [0, -size % patch, *pad]
+    return F.pad(img, pad, mode=padding_mode) if any(pad) else img
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """``x / rms(x) * weight`` over the last axis."""
+    if weight is not None and weight.dtype != x.dtype:
+        weight = weight.to(x)
+    return F.rms_norm(x, x.shape[-1:], weight=weight, eps=eps)

@@ -1,0 +1,1 @@
+"""Flux and its successors: a transformer over text and picture patches together."""

@@ -1,0 +1,56 @@
+"""Rotary positions and attention of Flux.
+
+Source: Su et al. 2021, https://arxiv.org/abs/2104.09864.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comfy.nn import attention as back_ends
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pe: Tensor | None,
+    mask: Tensor | None = None,
+    transformer_options: dict[str, Any] | None = None,
+) -> Tensor:
+    """Attention of ``q, k, v [B, heads, L, D]`` with positions; gives ``[B, L, heads * D]``."""
+    if pe is not None:
+        q, k = apply_rope(q, k, pe)
+    return back_ends.optimized_attention(
+        q, k, v, q.shape[1], mask=mask, skip_reshape=True, transformer_options=transformer_options
+    )
+
+
+def rope(pos: Tensor, dim: int, theta: float) -> Tensor:
+    """Rotations of positions ``[B, L]``: ``[B, L, dim / 2, 2, 2]`` float32.
+
+    The i-th pair of channels turns by ``pos * theta^(-2i / dim)``. Raises ValueError for odd dims.
+    """
+    if dim % 2:
+        raise ValueError(f"rotary embedding of an odd number of channels: {dim}")
+    device = pos.device if pos.device.type not in ("mps", "xpu") else torch.device("cpu")
+    scale = torch.linspace(0, (dim - 2) / dim, dim // 2, dtype=torch.float64, device=device)
+    angle = pos.to(device, torch.float32)[..., None] * (1.0 / theta**scale)
+    cos, sin = angle.cos(), angle.sin()
+    matrix = torch.stack([cos, -sin, sin, cos], dim=-1)
+    return matrix.unflatten(-1, (2, 2)).to(pos.device, torch.float32)
+
+
+def apply_rope1(x: Tensor, freqs_cis: Tensor) -> Tensor:
+    """Turn neighbouring channels of ``x [..., L, D]`` by rotations ``[..., L, D / 2, 2, 2]``."""
+    pairs = x.to(freqs_cis.dtype).unflatten(-1, (-1, 1, 2))
+    turned = freqs_cis[..., 0] * pairs[..., 0] + freqs_cis[..., 1] * pairs[..., 1]
+    return turned.flatten(-2).to(x.dtype)
+
+
+def apply_rope(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
+    """`apply_rope1` for queries and keys."""
+    return apply_rope1(xq, freqs_cis), apply_rope1(xk, freqs_cis)

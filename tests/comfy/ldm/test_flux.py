@@ -1,0 +1,96 @@
+"""Flux and its kin against recorded tiny networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from comfy.ldm.flux.model import Flux, FluxParams
+from tests.support.golden_nets import GoldenNet, read_golden_net
+from tests.support.golden_nets import assert_close_to_golden as assert_close
+
+# Guidance is multiplied by 1000 before its waves are taken, so the last bit of `exp`, which differs
+# between versions of torch, shows.
+TOLERANCE = 1e-4
+
+
+def assert_close_to_golden(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert_close(actual, expected, TOLERANCE)
+
+
+def build(net: GoldenNet) -> Flux:
+    model = Flux(**net.constructor).eval()
+    model.load_state_dict(net.weights)
+    return model
+
+
+def given(net: GoldenNet) -> dict:
+    names = {"t": "timestep"}
+    skipped = ("x_odd", "ref_latent")
+    return {names.get(k, k): v for k, v in net.inputs.items() if k not in skipped}
+
+
+@pytest.mark.parametrize("name", ["flux", "flux_schnell", "flux_ovis", "flux2"])
+@torch.inference_mode()
+def test_networks_agree_with_the_reference(name: str, golden_folder: Path) -> None:
+    net = read_golden_net(golden_folder / f"nets/{name}.safetensors")
+    assert_close_to_golden(build(net)(**given(net)), net.outputs["out"])
+
+
+@torch.inference_mode()
+def test_odd_sizes_come_back_to_their_size(golden_folder: Path) -> None:
+    net = read_golden_net(golden_folder / "nets/flux.safetensors")
+    args = {k: v[:1] for k, v in given(net).items()} | {"x": net.inputs["x_odd"]}
+    assert_close_to_golden(build(net)(**args), net.outputs["out_odd"])
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "key"),
+    [
+        ("flux", None, "out_ref_default(offset)"),
+        ("flux", "index", "out_ref_index"),
+        ("flux", "uxo", "out_ref_uxo"),
+        ("flux2", None, "out_ref"),
+    ],
+)
+@torch.inference_mode()
+def test_references_agree_with_the_reference(name, method, key, golden_folder: Path) -> None:
+    net = read_golden_net(golden_folder / f"nets/{name}.safetensors")
+    args = {k: v[:1] for k, v in given(net).items()}
+    args["ref_latents"] = [net.inputs["ref_latent"]]
+    if method is not None:
+        args["ref_latents_method"] = method
+    assert_close_to_golden(build(net)(**args), net.outputs[key])
+
+
+@torch.inference_mode()
+def test_blocks_are_replaced_one_by_one(golden_folder: Path) -> None:
+    net = read_golden_net(golden_folder / "nets/flux.safetensors")
+    seen = []
+
+    def keep(args, extra):
+        seen.append(args["transformer_options"]["block_index"])
+        return extra["original_block"](args)
+
+    table = {("double_block", 0): keep, ("single_block", 1): keep}
+    options = {"patches_replace": {"dit": table}}
+    out = build(net)(**given(net), transformer_options=options)
+    assert seen == [0, 1]
+    assert_close_to_golden(out, net.outputs["out"])
+
+
+@torch.inference_mode()
+def test_control_residuals_reach_the_blocks(golden_folder: Path) -> None:
+    net = read_golden_net(golden_folder / "nets/flux.safetensors")
+    model, args = build(net), given(net)
+    zero = {"input": [torch.zeros(2, 12, 32)], "output": [None, torch.zeros(2, 12, 32)]}
+    assert_close_to_golden(model(**args, control=zero), net.outputs["out"])
+    some = {"input": [torch.ones(2, 12, 32)], "output": []}
+    assert not torch.allclose(model(**args, control=some), net.outputs["out"])
+
+
+def test_axes_that_do_not_fill_a_head_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match=r"\[4, 4\].*16"):
+        FluxParams(4, 4, None, 8, 32, 2.0, 2, 1, 1, [4, 4], 10000, 2, True, False)
