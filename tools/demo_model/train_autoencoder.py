@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tools.demo_model.autoencoder import LATENT_SCALE, Autoencoder
-from tools.demo_model.checkpoint import component
+from tools.demo_model.checkpoint import AUTOENCODER, component
 from tools.demo_model.latent_space import (
     SD1_RGB_FACTORS,
     fit_rgb,
@@ -98,9 +98,11 @@ class PictureFeed:
 def train(autoencoder: Autoencoder, arguments: argparse.Namespace) -> None:
     """Train until the time is up; writes the averaged weights to `arguments.out`."""
     autoencoder.to(memory_format=torch.channels_last)
-    optimiser = torch.optim.AdamW(
-        autoencoder.parameters(), betas=(0.9, 0.99), weight_decay=0.0, fused=True
-    )
+    if arguments.decoder_only:
+        autoencoder.encoder.requires_grad_(False)
+        autoencoder.quant_conv.requires_grad_(False)
+    trained = [parameter for parameter in autoencoder.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(trained, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
     average = WeightAverage(autoencoder, 0.998)
     budget, means, feed = Budget(arguments.minutes), RunningMeans(), PictureFeed(arguments.seed)
     for step in budget.steps():
@@ -110,7 +112,7 @@ def train(autoencoder: Autoencoder, arguments: argparse.Namespace) -> None:
         parts = losses(autoencoder, pictures)
         optimiser.zero_grad(set_to_none=True)
         sum(parts.values()).backward()
-        nn.utils.clip_grad_norm_(autoencoder.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(trained, 1.0)
         optimiser.step()
         average.update()
         means.add(**{name: part.item() for name, part in parts.items()})
@@ -122,17 +124,24 @@ def train(autoencoder: Autoencoder, arguments: argparse.Namespace) -> None:
 
 
 @torch.no_grad()
-def finish(autoencoder: Autoencoder) -> None:
-    """Turn and scale the latent space (see `latent_space`) and report the quality."""
-    autoencoder.eval()
-    pictures = painted_batch(range(900_000, 900_192), (128, 128))
-    batches = pictures.split(16)
-    latents = torch.cat([autoencoder.encode(batch) for batch in batches])
+def encode_all(autoencoder: Autoencoder, pictures: Tensor) -> Tensor:
+    """Scaled latents of many pictures."""
+    return torch.cat([autoencoder.encode(batch) for batch in pictures.split(16)])
+
+
+@torch.no_grad()
+def choose_basis(autoencoder: Autoencoder, pictures: Tensor) -> None:
+    """Turn and scale the latent space, in place (see `latent_space`)."""
+    latents = encode_all(autoencoder, pictures)
     factors, _, _ = fit_rgb(latents, pictures)
-    rotate_autoencoder(
-        autoencoder, rotation_to_sd1(factors), latents.mean((0, 2, 3)), latents.std()
-    )
-    latents = torch.cat([autoencoder.encode(batch) for batch in batches])
+    mean = latents.mean((0, 2, 3))
+    rotate_autoencoder(autoencoder, rotation_to_sd1(factors), mean, latents.std())
+
+
+@torch.no_grad()
+def report(autoencoder: Autoencoder, pictures: Tensor) -> None:
+    """Log how well pictures are restored and what the latents are like."""
+    latents = encode_all(autoencoder, pictures)
     output = torch.cat([autoencoder.decode(batch) for batch in latents.split(16)]).clamp(-1, 1)
     psnr = 10 * torch.log10(4 / (output - pictures).pow(2).mean())
     factors, bias, explained = fit_rgb(latents, pictures)
@@ -146,14 +155,20 @@ def main() -> None:
     """Command line."""
     parser = training_parser(__doc__.splitlines()[0], minutes=45)
     parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate")
-    parser.add_argument("--start", type=Path, help="single-file checkpoint to start from")
+    parser.add_argument("--start", type=Path, help="checkpoint (.safetensors) or earlier output")
+    parser.add_argument("--decoder-only", action="store_true", help="leave the latents as they are")
     arguments = parser.parse_args()
     start_training(arguments)
     autoencoder = Autoencoder()
-    if arguments.start:
-        autoencoder.load_state_dict(component(load_file(arguments.start), "first_stage_model."))
+    if arguments.start and arguments.start.suffix == ".safetensors":
+        autoencoder.load_state_dict(component(load_file(arguments.start), AUTOENCODER))
+    elif arguments.start:
+        autoencoder.load_state_dict(torch.load(arguments.start))
     train(autoencoder, arguments)
-    finish(autoencoder)
+    pictures = painted_batch(range(900_000, 900_192), (128, 128))
+    if not arguments.decoder_only:
+        choose_basis(autoencoder, pictures)
+    report(autoencoder, pictures)
     save_atomically(autoencoder.state_dict(), arguments.out)
 
 
