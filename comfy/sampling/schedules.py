@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 
@@ -98,9 +97,11 @@ def beta_scheduler(
 
     Source: Lee et al. 2024, https://arxiv.org/abs/2407.12173.
     """
+    from scipy import special  # half a second that most runs need not wait for
+
     last = len(model_sampling.sigmas) - 1
     quantiles = 1 - np.linspace(0, 1, steps, endpoint=False)
-    indices = np.rint(stats.beta.ppf(quantiles, alpha, beta) * last).astype(int).tolist()
+    indices = np.rint(special.betaincinv(alpha, beta, quantiles) * last).astype(int).tolist()
     kept = [
         index for place, index in enumerate(indices) if place == 0 or index != indices[place - 1]
     ]

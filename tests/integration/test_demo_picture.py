@@ -13,7 +13,6 @@ from PIL import Image
 from tests.support.prompts import DEMO_CHECKPOINT, demo_prompt, plain_prompt
 from tests.support.server_process import ServerProcess
 
-
 FRAME_TIMEOUT_S = 60
 
 
