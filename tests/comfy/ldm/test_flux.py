@@ -13,7 +13,7 @@ from tests.support.golden_nets import assert_close_to_golden as assert_close
 
 # Guidance is multiplied by 1000 before its waves are taken, so the last bit of `exp`, which differs
 # between versions of torch, shows.
-TOLERANCE = 1e-4
+TOLERANCE = 5e-5
 
 
 def assert_close_to_golden(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -59,7 +59,9 @@ def test_odd_sizes_come_back_to_their_size(golden_folder: Path) -> None:
 def test_references_agree_with_the_reference(name, method, key, golden_folder: Path) -> None:
     net = read_golden_net(golden_folder / f"nets/{name}.safetensors")
     args = {k: v[:1] for k, v in given(net).items()}
-    args["ref_latents"] = [net.inputs["ref_latent"]]
+    latent = net.inputs["ref_latent"]
+    # The recorded run of "index" had a second reference, half the first.
+    args["ref_latents"] = [latent, latent * 0.5] if method == "index" else [latent]
     if method is not None:
         args["ref_latents_method"] = method
     assert_close_to_golden(build(net)(**args), net.outputs[key])
