@@ -57,13 +57,16 @@ def fill(
         raise IncompleteWeightsError(f"the {part} lacks {in_words(missing)}; fetch the file again")
     if made:
         own = module.state_dict(keep_vars=True)
-        values = {
-            key: maker(torch.empty_like(own[key], device="cpu")) for key, maker in made.items()
-        }
+        values = {key: maker(_empty_like(own[key])) for key, maker in made.items()}
         module.load_state_dict(values, strict=False, assign=True)
         module.requires_grad_(False)
     if report.unexpected:
         logger.info("%s: no place for %s", part, in_words(report.unexpected))
+
+
+def _empty_like(weight: torch.Tensor) -> torch.Tensor:
+    """Memory for a weight; torch.empty_like of a meta tensor would import sympy, a second long."""
+    return torch.empty(weight.shape, dtype=weight.dtype, device="cpu")
 
 
 def _maker(
