@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib.util
 import logging
 import os
 import shutil
 import sys
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,7 +238,24 @@ def server_options(args: argparse.Namespace, argv: Sequence[str]) -> ServerOptio
 # What the services ask for
 
 
-def executor_options(args: argparse.Namespace) -> ExecutorOptions:
+def add_user(args: argparse.Namespace) -> int:
+    """Makes or renews the user that `--add-user` names and shows the token, this once."""
+    from comfy_server.accounts import AccountRefused
+    from comfy_server.auth import add_account
+
+    if args.base_directory:
+        folder_paths.set_base_directory(args.base_directory)
+    if args.user_directory:
+        folder_paths.set_user_directory(args.user_directory)
+    try:
+        sys.stdout.write(f"{add_account(args.add_user)}\n")
+    except AccountRefused as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+def executor_options(args: argparse.Namespace, server: PromptServer) -> ExecutorOptions:
     """Cache policy and hooks of the executor."""
     import torch
 
@@ -253,9 +271,15 @@ def executor_options(args: argparse.Namespace) -> ExecutorOptions:
     }
     kind = next((kind for kind, is_chosen in kinds.items() if is_chosen), CacheType.CLASSIC)
     headroom = int(args.cache_ram * GIB)
+
+    @contextlib.contextmanager
+    def run_context() -> Iterator[None]:
+        with torch.inference_mode(), server.run_scope():
+            yield
+
     return ExecutorOptions(
         cache=make_cache(kind, lru_size=args.cache_lru, ram_headroom_bytes=headroom),
-        run_context=torch.inference_mode,
+        run_context=run_context,
         oom_hook=free_after_oom,
         ui_is_valid=files_exist,
     )
@@ -335,7 +359,11 @@ class Program:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.journal = None if self.args.no_journal else Journal(path)
         self.queue = PromptQueue(interrupt=INTERRUPT, journal=self.journal)
-        services = Services(self.queue, system_stats=report.system_stats)
+        services = Services(
+            self.queue,
+            system_stats=report.system_stats,
+            metrics=lambda: {"memory_bytes": report.memory_by_owner()},
+        )
         return PromptServer(asyncio.get_running_loop(), self.options, services, self.logs)
 
     def install_devices(self) -> None:
@@ -391,7 +419,7 @@ class Program:
         install_save_policy(SavePolicy(metadata=not self.args.disable_metadata))
         server.packs.web_directories.update(nodes.EXTENSION_WEB_DIRS)
 
-        executor = PromptExecutor(registry, server, INTERRUPT, executor_options(self.args))
+        executor = PromptExecutor(registry, server, INTERRUPT, executor_options(self.args, server))
         server.services.plan = lambda prompt, outputs, extra: plan_prompt(
             prompt, outputs, registry, executor.caches.outputs, extra
         )
@@ -416,12 +444,15 @@ class Program:
                 retry_running=not supervisor.was_native_crash(os.environ),
             )
             server.number = max(server.number, self.queue.next_number())
-        hooks = WorkerHooks(
-            before_prompt=lambda extra: latent_preview.set_preview_method(
-                preview_method(extra, self.args, server)
-            ),
-            unload_models=residency.unload_all_models,
-        )
+        last_owner: list[object] = [None]
+
+        def prepare(extra_data: Mapping[str, Any]) -> None:
+            latent_preview.set_preview_method(preview_method(extra_data, self.args, server))
+            if last_owner != [extra_data.get("user_id")]:
+                executor.caches.objects.clear()  # node instances remember folders of their user
+                last_owner[:] = [extra_data.get("user_id")]
+
+        hooks = WorkerHooks(prepare, residency.unload_all_models)
         return Worker(self.queue, executor, hooks)
 
     def open_browser(self, listeners: list[Any]) -> None:
@@ -433,6 +464,8 @@ class Program:
 def main(argv: Sequence[str]) -> int:
     """Runs the server in this process until it is told to end; returns the exit status."""
     args = cli_args.fill(argv)
+    if args.add_user:
+        return add_user(args)
     logs = configure_logging(args)
     for flag in cli_args.ineffective(cli_args.build_parser(), argv):
         logger.warning("%s is accepted but has no effect here", flag)
@@ -447,7 +480,7 @@ def run() -> int:
     argv = sys.argv[1:]
     args = cli_args.fill(argv)
     is_child = supervisor.tie_to_parent(os.environ)
-    if is_child or args.no_supervisor or args.quick_test_for_ci:
+    if is_child or args.no_supervisor or args.quick_test_for_ci or args.add_user:
         return main(argv)
     return supervisor.supervise([sys.executable, os.path.abspath(__file__), *argv], os.environ)
 

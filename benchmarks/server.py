@@ -21,7 +21,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ CONNECTIONS = 32
 REQUESTS = 8000
 HISTORY = 5000
 POSTERS, POSTS = 64, 20
-SOCKETS, STEPS, STEP_S = 200, 1000, 0.01
+SOCKETS, STEPS, STEP_S = 200, 1000, 0.02
 
 
 # -- the served process -----------------------------------------------------------------------
@@ -261,37 +260,48 @@ async def _post_prompts(port: int, name: str, pause_s: float) -> None:
     )
 
 
+class Follower(asyncio.Protocol):
+    """A socket that reads the send times out of progress frames, and nothing else."""
+
+    START = b'{"type":"progress","data":{"value":'
+
+    def __init__(self, port: int, delays: list[float]) -> None:
+        self._request = get(
+            "/ws", port, "Upgrade: websocket\r\nConnection: Upgrade\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
+        )
+        self._rest, self._delays = b"", delays
+        self.seen = 0
+        self.done = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.time()
+        *parts, self._rest = (self._rest + data).split(b',"prompt_id"')
+        for part in parts:
+            _, found, number = part.partition(self.START)
+            if found:
+                self._delays.append((now - float(number.partition(b",")[0])) * 1000)
+                self.seen += 1
+        if self.seen == STEPS and not self.done.done():
+            self.done.set_result(None)
+
+
 async def measure_ws(port: int) -> None:
     """200 sockets that follow a run of 1,000 steps."""
-    from aiohttp import ClientSession, WSMsgType
-
     delays: list[float] = []
-    lost = 0
-
-    async def follow(session: ClientSession) -> Callable[[], Awaitable[int]]:
-        socket = await session.ws_connect(f"http://127.0.0.1:{port}/ws", compress=0)
-        await socket.receive()
-
-        async def read() -> int:
-            seen = 0
-            while seen < STEPS:
-                message = await socket.receive(timeout=30)
-                if message.type is not WSMsgType.TEXT:
-                    break
-                if message.data.startswith('{"type":"progress",'):
-                    sent = float(message.data.partition('"value":')[2].partition(",")[0])
-                    delays.append((time.time() - sent) * 1000)
-                    seen += 1
-            return seen
-
-        return read
-
-    async with ClientSession() as session:
-        readers = [await follow(session) for _ in range(SOCKETS)]
-        gc.disable()
-        tasks = [asyncio.create_task(reader()) for reader in readers]  # type: ignore[arg-type]
-        await session.post(f"http://127.0.0.1:{port}/bench/run")
-        lost = sum(STEPS - seen for seen in await asyncio.gather(*tasks))
+    loop = asyncio.get_running_loop()
+    followers = []
+    for _ in range(SOCKETS):
+        made = await loop.create_connection(lambda: Follower(port, delays), "127.0.0.1", port)
+        followers.append(made[1])
+    await asyncio.sleep(0.5)
+    gc.disable()
+    await (await connect(port)).ask(post("/bench/run", port, {}))
+    await asyncio.wait([follower.done for follower in followers], timeout=120)
+    lost = sum(STEPS - follower.seen for follower in followers)
     print(
         f"{SOCKETS} sockets x {STEPS} steps of {STEP_S * 1000:.0f} ms: lost {lost}, delivery p50 "
         f"{percentile(delays, 0.5):.1f} ms, p99 {percentile(delays, 0.99):.1f} ms   (target 50)"

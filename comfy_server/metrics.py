@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from comfy_execution.events import Event
+from comfy_execution.events import Event, ExecutionCached
 
 if TYPE_CHECKING:
     from comfy_server.prompt_server import PromptServer
@@ -86,7 +86,9 @@ class Metrics:
         )
 
     def count_event(self, event: Event) -> None:
-        """Counts how prompts end."""
+        """Counts how prompts end, and what they found in the cache."""
+        if isinstance(event, ExecutionCached):
+            self.cached.inc(len(event.nodes))
         result = RESULTS.get(event.name)
         if result is not None and not (result == "error" and _is_blocked(event)):
             self.jobs.labels(result).inc()
@@ -95,9 +97,7 @@ class Metrics:
         """Takes node figures from the history entry of a finished prompt."""
         entry = self._server.prompt_queue.get_history(prompt_id=prompt_id).get(prompt_id, {})
         for figures in (entry.get("nodes") or {}).values():
-            if figures.get("cached"):
-                self.cached.inc()
-            elif "wall_ms" in figures:
+            if "wall_ms" in figures:
                 self.ran.inc()
                 self.nodes.labels(figures["class_type"]).observe(figures["wall_ms"] / 1000)
 

@@ -24,6 +24,17 @@ def system_stats() -> dict[str, Any]:
     return {"system": system, "devices": devices}
 
 
+def memory_by_owner() -> dict[str, int]:
+    """Bytes that loaded models hold on devices, by model class and device."""
+    from comfy.devices import residency
+
+    held: dict[str, int] = {}
+    for row in residency.memory_report():
+        owner = f"{row['model']} on {row['device']}"
+        held[owner] = held.get(owner, 0) + row["loaded_bytes"]
+    return held
+
+
 def _describe(device: torch.device) -> dict[str, Any]:
     total, torch_total = memory.get_total_memory(device, torch_total_too=True)
     free, torch_free = memory.get_free_memory(device, torch_free_too=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import BasicAuth, ClientSession, CookieJar, FormData, WSServerHandshakeError
+from aiohttp import ClientSession, CookieJar, FormData, WSServerHandshakeError, encode_basic_auth
 from aiohttp.test_utils import TestClient
 
 import folder_paths
@@ -130,11 +130,11 @@ async def test_the_socket_needs_credentials(people: People) -> None:
 
 
 async def test_basic_credentials_work_for_the_right_name(people: People) -> None:
-    def basic(name: str) -> BasicAuth:
-        return BasicAuth(name, people.tokens["ann"])
+    def basic(name: str) -> dict[str, str]:
+        return {"Authorization": encode_basic_auth(name, people.tokens["ann"])}
 
-    assert (await people.client.get("/queue", auth=basic("ann"))).status == 200
-    assert (await people.client.get("/queue", auth=basic("bob"))).status == 401
+    assert (await people.client.get("/queue", headers=basic("ann"))).status == 200
+    assert (await people.client.get("/queue", headers=basic("bob"))).status == 401
 
 
 async def test_a_browser_is_sent_to_the_login_page_and_back(people: People) -> None:
@@ -341,6 +341,7 @@ async def test_metrics_count_requests_jobs_nodes_and_memory(start: Start) -> Non
     queue = PromptServer.instance.prompt_queue
     taken = queue.get(timeout=1)
     assert taken is not None
+    PromptServer.instance.publish(events.ExecutionCached(("1",), "p", 1))
     nodes = {
         "1": {"cached": True}, "2": {"class_type": "SaveImage", "cached": False, "wall_ms": 20.0},
     }

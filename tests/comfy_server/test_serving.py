@@ -1,0 +1,148 @@
+"""Listening: several addresses, IPv6, TLS, warnings, and a clean end."""
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import socket
+import ssl
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
+
+from comfy_server import CannotListen, Listener, ServerOptions, running, serve
+from comfy_server.serving import bind, make_tls_context
+from tests.comfy_server.conftest import make_server
+
+
+def has_ipv6() -> bool:
+    try:
+        bind("::1", 0).close()
+    except CannotListen:
+        return False
+    return True
+
+
+async def test_several_addresses_share_a_port(options: ServerOptions) -> None:
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    server = make_server(replace(options, listen=("127.0.0.1", "::1")))
+    server.add_routes()
+    async with running(server) as listeners, ClientSession() as session:
+        assert [listener.address for listener in listeners] == ["127.0.0.1", "::1"]
+        assert len({listener.port for listener in listeners}) == 1
+        assert server.port == listeners[0].port
+        for listener in listeners:
+            assert (await session.get(f"{listener.url}/features")).status == 200
+
+
+async def test_an_address_the_machine_lacks_is_skipped_beside_one_it_has(
+    options: ServerOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server(replace(options, listen=("127.0.0.1", "192.0.2.1")))
+    server.add_routes()
+    async with running(server) as listeners:
+        assert len(listeners) == 1
+    assert "192.0.2.1" in caplog.text
+    alone = make_server(replace(options, listen=("192.0.2.1",)))
+    with pytest.raises(CannotListen, match=r"192\.0\.2\.1"):
+        async with running(alone):
+            pass
+
+
+async def test_a_taken_port_is_named_with_the_mend(options: ServerOptions) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = make_server(replace(options, port=port))
+        with pytest.raises(CannotListen, match=f"{port}.*--port"):
+            async with running(server):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("listen", "auth", "warned"),
+    [(("127.0.0.1",), False, False), (("0.0.0.0",), False, True), (("0.0.0.0",), True, False)],
+)
+async def test_an_exposed_server_warns_loudly(
+    options: ServerOptions, caplog: pytest.LogCaptureFixture, listen: tuple[str, ...], auth: bool,
+    warned: bool,
+) -> None:
+    server = make_server(replace(options, listen=listen, auth=auth))
+    server.add_routes()
+    async with running(server):
+        pass
+    loud = [record.getMessage() for record in caplog.records if "LISTENING" in record.getMessage()]
+    assert bool(loud) is warned
+    if warned:
+        assert "--auth" in loud[0]
+        assert "0.0.0.0" in loud[0]
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate and its key."""
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    command = [
+        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout",
+        str(key), "-out", str(cert), "-subj", "/CN=localhost", "-addext",
+        "subjectAltName=DNS:localhost,IP:127.0.0.1",
+    ]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return key, cert
+
+
+async def test_tls_serves_pages_and_sockets(options: ServerOptions, tmp_path: Path) -> None:
+    key, cert = certificate(tmp_path)
+    server = make_server(replace(options, tls_keyfile=key, tls_certfile=cert))
+    server.add_routes()
+    trusted = ssl.create_default_context(cafile=str(cert))
+    async with running(server) as listeners, ClientSession() as session:
+        url = listeners[0].url
+        assert url.startswith("https://")
+        assert (await session.get(f"{url}/features", ssl=trusted)).status == 200
+        async with session.ws_connect(f"{url}/ws", ssl=trusted) as opened:
+            assert (await opened.receive_json())["type"] == "status"
+
+
+def test_unusable_tls_files_are_named(tmp_path: Path) -> None:
+    options = ServerOptions(tls_keyfile=tmp_path / "k", tls_certfile=tmp_path / "c")
+    with pytest.raises(ValueError, match="TLS key"):
+        make_tls_context(options)
+    assert make_tls_context(ServerOptions(tls_keyfile=tmp_path / "k")) is None
+
+
+async def test_serving_ends_when_cancelled_and_closes_sockets(options: ServerOptions) -> None:
+    server = make_server(options)
+    server.add_routes()
+    bound: asyncio.Future[list[Listener]] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(serve(server, on_listening=bound.set_result))
+    url = (await asyncio.wait_for(bound, 5))[0].url
+    async with ClientSession() as session:
+        opened: ClientWebSocketResponse = await session.ws_connect(f"{url}/ws")
+        await opened.receive()
+        started = datetime.datetime.now()
+        task.cancel()
+        message = await asyncio.wait_for(opened.receive(), 5)
+        assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING)
+        await asyncio.wait([task], timeout=5)
+        assert task.cancelled()
+        assert (datetime.datetime.now() - started).total_seconds() < 4
+
+
+async def test_the_page_address_is_logged(
+    options: ServerOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    server = make_server(options)
+    server.add_routes()
+    bound: asyncio.Future[list[Listener]] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(serve(server, on_listening=bound.set_result))
+    url = (await asyncio.wait_for(bound, 5))[0].url
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    assert f"the editor is at {url}" in caplog.text
