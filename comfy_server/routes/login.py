@@ -32,6 +32,7 @@ PAGE = """<!doctype html>
  body {{ font: 16px system-ui, sans-serif; background: #1b1b1f; color: #eee; display: grid;
         place-items: center; min-height: 100vh; margin: 0 }}
  form {{ display: grid; gap: .8em; width: 20em }}
+ label {{ display: grid; gap: .3em }}
  input, button {{ font: inherit; padding: .6em; border-radius: .4em; border: 1px solid #555;
                  background: #26262b; color: inherit }}
  button {{ background: #3564d4; border: 0; cursor: pointer }}

@@ -1,0 +1,68 @@
+"""JSON at the edge: strict on the way out, bounded on the way in."""
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+
+from comfy_server.strict_json import MAX_DEPTH, MAX_VALUES, BadJson, dumps, loads
+
+Client = TestClient[Any, Any]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": float("nan")}, '{"a":null}'), ([float("inf"), -0.5], "[null,-0.5]"),
+        ({"a": {1, 2}}, '{"a":"{1, 2}"}'), ({1: (2, 3)}, '{"1":[2,3]}'),
+        ("grün\u2028", '"gr\\u00fcn\\u2028"'), ({"a": b"x"}, '{"a":"b\'x\'"}'),
+    ],
+)
+def test_what_leaves_is_strict(value: Any, text: str) -> None:
+    assert dumps(value) == text
+    json.loads(dumps(value), parse_constant=pytest.fail)
+
+
+def test_what_enters_is_plain_json() -> None:
+    assert loads(b'\xef\xbb\xbf{"a": [NaN, Infinity, 1.5, "\\ud83d\\ude00"]}') == {
+        "a": [None, None, 1.5, "😀"],
+    }
+
+
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        nested(100_000), b'{"a":' * 50_000 + b"1" + b"}" * 50_000, b"[" * 1_000_000,
+        b"[" + b"0," * (MAX_VALUES + 5) + b"0]",
+        b"{" + b",".join(b'"k%d":1' % number for number in range(1_000_000)) + b"}",
+        b"[" + b"[]," * 400_000 + b"[]]", b'"' + b"\\" * 1_000_001, b'"\xed\xa0\x80"',
+        b'{"a": "' + b"x" * 100 + b'\\ud800"}', b"1" * 1_000_000, b"-1e400",
+    ],
+    ids=range(11),
+)
+def test_bombs_are_refused_in_no_time(bomb: bytes) -> None:
+    started = time.process_time()
+    with pytest.raises(BadJson):
+        loads(bomb)
+    assert time.process_time() - started < 1.5
+
+
+def test_long_texts_full_of_brackets_and_commas_are_no_bombs() -> None:
+    text = "[{,\\\"" * 400_000
+    assert loads(json.dumps({"a": text}).encode()) == {"a": text}
+    assert loads(nested(MAX_DEPTH)) is not None
+
+
+@pytest.mark.parametrize("path", ["/prompt", "/settings", "/queue", "/api/jobs/cancel", "/history"])
+async def test_every_route_refuses_bombs(client: Client, path: str) -> None:
+    for bomb in (nested(10_000), b"[" + b"0," * 800_000 + b"0]"):
+        answer = await client.post(path, data=bomb)
+        assert answer.status == 400
+        assert "error" in await answer.json()
