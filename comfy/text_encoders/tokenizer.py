@@ -127,8 +127,8 @@ class SDTokenizer:
 
     def _groups(self, text: str, weight: float) -> Iterable[Group]:
         """Token groups of a piece of text: its embeddings one by one, and the text between them."""
-        # A mark counts at the start of the text and after a blank, not within a word.
-        parts = re.split(rf"[ \n](?={EMBEDDING_MARK})", text)
+        # A mark counts at the start of a word only; a blank before it goes, a sign stays text.
+        parts = re.split(rf"\s(?={EMBEDDING_MARK})|(?<=[^\w\s])(?={EMBEDDING_MARK})", text)
         for part in parts:
             if part.startswith(EMBEDDING_MARK) and self.embedding_directory is not None:
                 rows, part = self._read_embedding(part[len(EMBEDDING_MARK) :])

@@ -88,6 +88,15 @@ def test_a_missing_embedding_is_warned_about_by_name(embeddings, caplog) -> None
     assert "nowhere" in caplog.text
 
 
+@pytest.mark.parametrize("text", ["cat,embedding:style_a", "cat,\tembedding:style_a"])
+def test_an_embedding_may_start_at_any_word_boundary(text: str, embeddings) -> None:
+    folder, values = embeddings
+    [chunk] = SD1Tokenizer(embedding_directory=str(folder)).tokenize_with_weights(text)["l"]
+    rows = [token for token, _ in chunk if isinstance(token, Tensor)]
+    assert torch.equal(torch.stack(rows), values["style_a"])
+    assert [token for token, _ in chunk[1:3]] == [2368, 267]
+
+
 def test_an_embedding_outside_the_folder_is_not_read(tmp_path, caplog) -> None:
     (tmp_path / "in").mkdir()
     save_file({"emb_params": torch.zeros(1, 768)}, tmp_path / "out.safetensors")
