@@ -39,6 +39,7 @@ MODULES: tuple[str, ...] = (
     "nodes_model_downscale",
     "nodes_attention_multiply",
     "nodes_torch_compile",
+    "nodes_hooks",
     "nodes_string",
     "nodes_primitive",
     "nodes_preview_any",

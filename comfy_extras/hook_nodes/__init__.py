@@ -1,0 +1,1 @@
+"""The hook nodes: conditioning with hooks, hooks, and their schedules."""
