@@ -1,4 +1,5 @@
 """Walking folders, picking files by suffix or kind, naming new ones: helpers of `folder_paths`."""
+
 from __future__ import annotations
 
 import logging
@@ -50,8 +51,7 @@ def recursive_search(
 def filter_files_extensions(files: Iterable[str], extensions: Collection[str]) -> list[str]:
     """Sorted files whose lower-cased suffix is in `extensions`; all of them when that is empty."""
     return sorted(
-        name for name in files
-        if not extensions or os.path.splitext(name)[1].lower() in extensions
+        name for name in files if not extensions or os.path.splitext(name)[1].lower() in extensions
     )
 
 
@@ -80,7 +80,7 @@ def highest_counter(folder: str, filename: str) -> int:
     with os.scandir(folder) as entries:
         for entry in entries:
             if os.path.normcase(entry.name).startswith(prefix):
-                digits = entry.name[len(prefix):].partition("_")[0].partition(".")[0]
+                digits = entry.name[len(prefix) :].partition("_")[0].partition(".")[0]
                 if digits.isascii() and digits.isdigit():
                     highest = max(highest, int(digits))
     return highest
@@ -90,9 +90,14 @@ def fill_tokens(text: str, image_width: int, image_height: int) -> str:
     """Replaces `%width%`, `%year%` and the like in the prefix of a saved file."""
     now = time.localtime()
     values = {
-        "width": str(image_width), "height": str(image_height), "year": str(now.tm_year),
-        "month": f"{now.tm_mon:02}", "day": f"{now.tm_mday:02}", "hour": f"{now.tm_hour:02}",
-        "minute": f"{now.tm_min:02}", "second": f"{now.tm_sec:02}",
+        "width": str(image_width),
+        "height": str(image_height),
+        "year": str(now.tm_year),
+        "month": f"{now.tm_mon:02}",
+        "day": f"{now.tm_mday:02}",
+        "hour": f"{now.tm_hour:02}",
+        "minute": f"{now.tm_min:02}",
+        "second": f"{now.tm_sec:02}",
     }
     for token, value in values.items():
         text = text.replace(f"%{token}%", value)

@@ -5,6 +5,7 @@ extend and replace its entries while they load, so every function here reads it 
 directories start below the folder that holds this file; main moves them with `set_...` functions
 before any node is loaded. Importing this module creates nothing and reads nothing.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -28,18 +29,16 @@ logger = logging.getLogger(__name__)
 FolderEntry = tuple[list[str], set[str]]
 CachedListing = tuple[list[str], dict[str, float], float]
 
-supported_pt_extensions: set[str] = {
-    ".ckpt", ".pt", ".pt2", ".bin", ".pth", ".safetensors", ".pkl", ".sft",
-}
+supported_pt_extensions = set(".ckpt .pt .pt2 .bin .pth .safetensors .pkl .sft".split())
 SYSTEM_USER_PREFIX = "__"
 LEGACY_FOLDER_NAMES = {"unet": "diffusion_models", "clip": "text_encoders"}
 
+# in the order of the listings
 _CATEGORIES = (
-    "checkpoints", "configs", "loras", "vae", "text_encoders", "diffusion_models", "clip_vision",
-    "style_models", "embeddings", "diffusers", "vae_approx", "controlnet", "gligen",
-    "upscale_models", "latent_upscale_models", "custom_nodes", "hypernetworks", "photomaker",
-    "classifiers", "model_patches", "audio_encoders",
-)
+    "checkpoints configs loras vae text_encoders diffusion_models clip_vision style_models "
+    "embeddings diffusers vae_approx controlnet gligen upscale_models latent_upscale_models "
+    "custom_nodes hypernetworks photomaker classifiers model_patches audio_encoders"
+).split()
 # categories whose folders below `models` are not just the one of the same name
 _SUBFOLDERS = {
     "text_encoders": ("text_encoders", "clip"),
@@ -47,7 +46,10 @@ _SUBFOLDERS = {
     "controlnet": ("controlnet", "t2i_adapter"),
 }
 _SUFFIXES: dict[str, set[str]] = {
-    "configs": {".yaml"}, "diffusers": {"folder"}, "custom_nodes": set(), "classifiers": {""},
+    "configs": {".yaml"},
+    "diffusers": {"folder"},
+    "custom_nodes": set(),
+    "classifiers": {""},
 }
 
 base_path: str = os.path.dirname(os.path.abspath(__file__))
@@ -203,7 +205,6 @@ def get_input_subfolders() -> list[str]:
     root = get_input_directory()
     found = (os.path.relpath(folder, root) for folder, _, _ in os.walk(root))
     return sorted(name.replace(os.sep, "/") for name in found if name != ".")
-
 
 
 # Names that come from outside
@@ -366,8 +367,7 @@ def get_full_path(folder_name: str, filename: str) -> str | None:
 
 def get_full_path_or_raise(folder_name: str, filename: str) -> str:
     """As `get_full_path`, but raises FileNotFoundError with the places that were searched."""
-    path = get_full_path(folder_name, filename)
-    if path is not None:
+    if (path := get_full_path(folder_name, filename)) is not None:
         return path
     entry = folder_names_and_paths.get(map_legacy(folder_name))
     places = ", ".join(entry[0]) if entry else "no folder of that name"
@@ -394,8 +394,7 @@ def get_save_image_path(
         ValueError: the prefix leads outside `output_dir`.
     """
     filename_prefix = fill_tokens(filename_prefix, image_width, image_height)
-    normal = os.path.normpath(filename_prefix)
-    subfolder, filename = os.path.dirname(normal), os.path.basename(normal)
+    subfolder, filename = os.path.split(os.path.normpath(filename_prefix))
     confine(output_dir, subfolder)
     folder = os.path.join(output_dir, subfolder)
     os.makedirs(folder, exist_ok=True)

@@ -1,4 +1,5 @@
 """Numbers of the binary WebSocket frames, shared by the server and by code that sends them."""
+
 from __future__ import annotations
 
 import enum

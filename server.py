@@ -1,4 +1,5 @@
 """The HTTP server, under the names node packs import."""
+
 from __future__ import annotations
 
 import uuid

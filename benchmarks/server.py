@@ -8,6 +8,7 @@ Targets (two cores): 2,000 small GETs a second; /object_info of 450 nodes with i
 with none lost, none out of order and a p99 of 50 ms; 200 sockets that follow a run of 1,000 steps
 with no frame lost and a p99 delivery of 50 ms.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -44,9 +45,13 @@ def _make_class(number: int) -> type:
         for index in range(10)
     }
     members = {
-        "INPUT_TYPES": classmethod(lambda _: {"required": inputs}), "RETURN_TYPES": ("INT",),
-        "FUNCTION": "run", "CATEGORY": "bench", "OUTPUT_NODE": number == 0,
-        "DESCRIPTION": "A node that is only listed. " * 8, "run": lambda _, **__: (0,),
+        "INPUT_TYPES": classmethod(lambda _: {"required": inputs}),
+        "RETURN_TYPES": ("INT",),
+        "FUNCTION": "run",
+        "CATEGORY": "bench",
+        "OUTPUT_NODE": number == 0,
+        "DESCRIPTION": "A node that is only listed. " * 8,
+        "run": lambda _, **__: (0,),
     }
     return type(f"Node{number}", (), members)
 
@@ -267,7 +272,9 @@ class Follower(asyncio.Protocol):
 
     def __init__(self, port: int, delays: list[float]) -> None:
         self._request = get(
-            "/ws", port, "Upgrade: websocket\r\nConnection: Upgrade\r\n"
+            "/ws",
+            port,
+            "Upgrade: websocket\r\nConnection: Upgrade\r\n"
             "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
         )
         self._rest, self._delays = b"", delays
@@ -309,7 +316,10 @@ async def measure_ws(port: int) -> None:
 
 
 MEASUREMENTS = {
-    "get": measure_get, "info": measure_info, "history": measure_history, "post": measure_post,
+    "get": measure_get,
+    "info": measure_info,
+    "history": measure_history,
+    "post": measure_post,
     "ws": measure_ws,
 }
 

@@ -13,6 +13,7 @@ main builds it in this order:
 `PromptServer` is the event sink of the queue and of the executor. `serve` returns after SIGINT or
 SIGTERM, or when its task is cancelled. `running` is the same as a context manager, for tests.
 """
+
 from __future__ import annotations
 
 from comfy_server.logs import LogCapture
@@ -22,6 +23,12 @@ from comfy_server.services import Services
 from comfy_server.serving import CannotListen, Listener, running, serve
 
 __all__ = [
-    "CannotListen", "Listener", "LogCapture", "PromptServer", "ServerOptions", "Services",
-    "running", "serve",
+    "CannotListen",
+    "Listener",
+    "LogCapture",
+    "PromptServer",
+    "ServerOptions",
+    "Services",
+    "running",
+    "serve",
 ]

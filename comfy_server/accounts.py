@@ -4,6 +4,7 @@ Tokens and session keys are 256 random bits, so a plain SHA-256 of them cannot b
 stored lets nobody in. The file is written by `add_account` in another process too, so it is read
 again whenever it has changed.
 """
+
 from __future__ import annotations
 
 import hashlib

@@ -1,4 +1,5 @@
 """Builds the aiohttp application and gives every route its twin under `/api`."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -25,7 +26,9 @@ def build_application(server: PromptServer) -> web.Application:
     """An application without routes: packs add theirs before `add_routes` is called."""
     options = server.options
     layers: list[Middleware] = [
-        metrics.measure(lambda: server.metrics), log_requests, middleware.cache_headers,
+        metrics.measure(lambda: server.metrics),
+        log_requests,
+        middleware.cache_headers,
     ]
     if options.compress:
         layers.append(middleware.compress)

@@ -4,6 +4,7 @@ Programs send `Authorization: Bearer <token>` (or Basic, with the user's name an
 in on a page and get a session cookie, which scripts of the page cannot read and other sites cannot
 use. A request's user is in `request[USER]` from here on, and folders are narrowed to the user's.
 """
+
 from __future__ import annotations
 
 import base64
@@ -26,10 +27,16 @@ logger = logging.getLogger(__name__)
 
 COOKIE = "latentloom_session"
 OPEN_PATHS = frozenset({"/login", "/logout", "/healthz", "/readyz"})
-ADMIN_PATHS = frozenset({
-    ("GET", "/internal/logs"), ("GET", "/internal/logs/raw"), ("POST", "/users"),
-    ("PATCH", "/internal/logs/subscribe"), ("POST", "/free"), ("GET", "/metrics"),
-})
+ADMIN_PATHS = frozenset(
+    {
+        ("GET", "/internal/logs"),
+        ("GET", "/internal/logs/raw"),
+        ("POST", "/users"),
+        ("PATCH", "/internal/logs/subscribe"),
+        ("POST", "/free"),
+        ("GET", "/metrics"),
+    }
+)
 DEFAULT_PER_MINUTE = 3000
 STORE_NAME = "accounts"
 
@@ -92,7 +99,8 @@ def _unauthenticated(request: web.Request) -> web.StreamResponse:
         target = quote(request.path_qs, safe="/?=&%")
         return web.Response(status=303, headers={"Location": f"/login?next={target}"})
     return error_response(
-        401, "log in at /login, or send the header 'Authorization: Bearer <token>'",
+        401,
+        "log in at /login, or send the header 'Authorization: Bearer <token>'",
         headers={"WWW-Authenticate": 'Bearer realm="latentloom"'},
     )
 
@@ -135,7 +143,8 @@ def rate_limit(options: ServerOptions) -> Middleware | None:
             if wait_s is not None:
                 seconds = max(1, round(wait_s))
                 return error_response(
-                    429, f"more than {per_minute} requests a minute; wait {seconds} s",
+                    429,
+                    f"more than {per_minute} requests a minute; wait {seconds} s",
                     headers={"Retry-After": str(seconds)},
                 )
         return await handler(request)

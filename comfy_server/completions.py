@@ -1,4 +1,5 @@
 """Waiting for prompts to end, for requests that want the result as their answer."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,4 +1,5 @@
 """What a route takes and answers, written beside its handler; `openapi` gathers it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -23,7 +24,9 @@ PLAIN = "plain"
 def shape(required: Mapping[str, Schema], **optional: Schema) -> Schema:
     """An object with these members; others may be there."""
     return {
-        "type": "object", "properties": {**required, **optional}, "required": list(required),
+        "type": "object",
+        "properties": {**required, **optional},
+        "required": list(required),
     }
 
 

@@ -1,4 +1,5 @@
 """What the server says it can do. A flag is named here only if its routes are served."""
+
 from __future__ import annotations
 
 from typing import Any

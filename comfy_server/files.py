@@ -4,6 +4,7 @@ Only types that a browser shows without running them go out inline. Anything els
 type `application/octet-stream`. All answers forbid sniffing and carry a sandboxing policy, so that
 even a picture format that can hold script (SVG) stays inert when opened on its own.
 """
+
 from __future__ import annotations
 
 import mimetypes
@@ -14,26 +15,69 @@ from aiohttp import web
 
 SANDBOX = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src 'self'; sandbox"
 
-INLINE_TYPES = frozenset({
-    "image/png", "image/jpeg", "image/webp", "image/gif", "image/avif", "image/bmp", "image/tiff",
-    "image/x-icon", "image/vnd.microsoft.icon",
-    "video/mp4", "video/webm", "video/quicktime", "video/ogg", "video/x-matroska",
-    "audio/mpeg", "audio/ogg", "audio/flac", "audio/x-flac", "audio/wav", "audio/x-wav",
-    "audio/opus", "audio/mp4", "audio/aac", "audio/webm", "audio/vnd.wave",
-    "application/json", "text/plain",
-    "model/gltf-binary", "model/gltf+json", "model/obj", "model/stl",
-})
+INLINE_TYPES = frozenset(
+    {
+        "image/png",
+        "image/jpeg",
+        "image/webp",
+        "image/gif",
+        "image/avif",
+        "image/bmp",
+        "image/tiff",
+        "image/x-icon",
+        "image/vnd.microsoft.icon",
+        "video/mp4",
+        "video/webm",
+        "video/quicktime",
+        "video/ogg",
+        "video/x-matroska",
+        "audio/mpeg",
+        "audio/ogg",
+        "audio/flac",
+        "audio/x-flac",
+        "audio/wav",
+        "audio/x-wav",
+        "audio/opus",
+        "audio/mp4",
+        "audio/aac",
+        "audio/webm",
+        "audio/vnd.wave",
+        "application/json",
+        "text/plain",
+        "model/gltf-binary",
+        "model/gltf+json",
+        "model/obj",
+        "model/stl",
+    }
+)
 IMAGE_ONLY_TYPES = frozenset({"image/svg+xml"})
 
 # suffixes whose type the system's own table may lack or name differently
 _TYPES = {
-    ".webp": "image/webp", ".avif": "image/avif", ".js": "application/javascript",
-    ".mjs": "application/javascript", ".md": "application/octet-stream", ".css": "text/css",
-    ".json": "application/json", ".wasm": "application/wasm", ".svg": "image/svg+xml",
-    ".mp4": "video/mp4", ".webm": "video/webm", ".flac": "audio/flac", ".opus": "audio/opus",
-    ".glb": "model/gltf-binary", ".gltf": "model/gltf+json", ".woff2": "font/woff2",
-    ".ico": "image/x-icon", ".mov": "video/quicktime", ".m4a": "audio/mp4", ".mp3": "audio/mpeg",
-    ".wav": "audio/wav", ".ogg": "audio/ogg", ".mkv": "video/x-matroska", ".txt": "text/plain",
+    ".webp": "image/webp",
+    ".avif": "image/avif",
+    ".js": "application/javascript",
+    ".mjs": "application/javascript",
+    ".md": "application/octet-stream",
+    ".css": "text/css",
+    ".json": "application/json",
+    ".wasm": "application/wasm",
+    ".svg": "image/svg+xml",
+    ".mp4": "video/mp4",
+    ".webm": "video/webm",
+    ".flac": "audio/flac",
+    ".opus": "audio/opus",
+    ".glb": "model/gltf-binary",
+    ".gltf": "model/gltf+json",
+    ".woff2": "font/woff2",
+    ".ico": "image/x-icon",
+    ".mov": "video/quicktime",
+    ".m4a": "audio/mp4",
+    ".mp3": "audio/mpeg",
+    ".wav": "audio/wav",
+    ".ogg": "audio/ogg",
+    ".mkv": "video/x-matroska",
+    ".txt": "text/plain",
 }
 
 

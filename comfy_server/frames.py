@@ -2,6 +2,7 @@
 
 All integers are unsigned 32-bit big-endian; the first one of a binary frame is the event.
 """
+
 from __future__ import annotations
 
 import io

@@ -5,6 +5,7 @@ owner can reach. Three facts give such a request away: an `Origin` that is not t
 `Sec-Fetch-Site` of `cross-site`, and a `Host` that is not a name of this machine (DNS rebinding).
 Programs send none of these and pass.
 """
+
 from __future__ import annotations
 
 import ipaddress
@@ -70,9 +71,7 @@ class Gate:
         known = not host or is_loopback(host) or host in self.allowed_hosts
         return self.loopback_only and not known
 
-    def _refuse_origin(
-        self, headers: Mapping[str, str], host: str, port: int | None
-    ) -> str | None:
+    def _refuse_origin(self, headers: Mapping[str, str], host: str, port: int | None) -> str | None:
         origin = headers.get("Origin")
         if origin is None or not host or origin == self.cors_origin:
             return None
@@ -98,7 +97,9 @@ class Gate:
         if self.cors_origin is not None and headers.get("Origin") == self.cors_origin:
             return None
         followed_link = (
-            method == "GET" and path == "/" and headers.get("Sec-Fetch-Mode") == "navigate"
+            method == "GET"
+            and path == "/"
+            and headers.get("Sec-Fetch-Mode") == "navigate"
             and headers.get("Sec-Fetch-Dest") == "document"
         )
         return None if followed_link else "a page of another site may not use this server"

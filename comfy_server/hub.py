@@ -9,6 +9,7 @@ A client may ask for numbered frames: `/ws?clientId=<id>&resume=new` at first, a
 `stream`, and after a reconnect it is sent what it missed, or told by a `resume_gap` frame that some
 is lost.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -162,7 +163,8 @@ class Hub:
     def _forget_old_streams(self) -> None:
         horizon = time.monotonic() - KEPT_AFTER_CLOSE_S
         for sid in [
-            sid for sid, stream in self._streams.items()
+            sid
+            for sid, stream in self._streams.items()
             if stream.closed_at is not None and stream.closed_at < horizon
         ]:
             del self._streams[sid]
@@ -272,7 +274,8 @@ class Hub:
             return
         ready = [
             frame.wire if isinstance(frame, TextFrame) else wire_form(frame, is_text=False)
-            for frame in frames if not isinstance(frame, LazyFrame)
+            for frame in frames
+            if not isinstance(frame, LazyFrame)
         ]
         if ready:
             await self._write_wire(client, client.transport, b"".join(ready))
@@ -281,9 +284,7 @@ class Hub:
             await self._write_wire(client, client.transport, wire_form(data, is_text=False))
 
     @staticmethod
-    async def _write_wire(
-        client: Client, transport: asyncio.Transport, data: bytes
-    ) -> None:
+    async def _write_wire(client: Client, transport: asyncio.Transport, data: bytes) -> None:
         """Writes whole frames, and waits while the reader is behind."""
         if client.socket.closed or transport.is_closing():
             raise ConnectionResetError

@@ -1,4 +1,5 @@
 """Re-encoding stored pictures for the page, with a bound on what decoding may take."""
+
 from __future__ import annotations
 
 import io

@@ -3,6 +3,7 @@
 main wraps the standard streams with `LogCapture.wrap`; nothing is captured before. What a listener
 itself writes waits for the next flush, so it cannot run in circles.
 """
+
 from __future__ import annotations
 
 import shutil

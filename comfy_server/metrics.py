@@ -3,6 +3,7 @@
 Every server has a registry of its own; nothing is global. What can be asked is asked when the page
 is read, the rest is counted as events pass.
 """
+
 from __future__ import annotations
 
 import time
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 PREFIX = "latentloom"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RESULTS = {
-    "execution_success": "success", "execution_error": "error",
+    "execution_success": "success",
+    "execution_error": "error",
     "execution_interrupted": "interrupted",
 }
 NODE_SECONDS = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
@@ -48,9 +50,7 @@ class _Current(Collector):
         yield GaugeMetricFamily(
             f"{PREFIX}_previews_dropped", "Previews not sent to sockets open now.", dropped
         )
-        memory = GaugeMetricFamily(
-            f"{PREFIX}_memory_bytes", "Memory by owner.", labels=["owner"]
-        )
+        memory = GaugeMetricFamily(f"{PREFIX}_memory_bytes", "Memory by owner.", labels=["owner"])
         for owner, size in server.services.metrics().get("memory_bytes", {}).items():
             memory.add_metric([str(owner)], float(size))
         yield memory
@@ -64,18 +64,26 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(_Current(server))
         self.requests = Counter(
-            f"{PREFIX}_http_requests", "HTTP requests.", ["method", "route", "status"],
+            f"{PREFIX}_http_requests",
+            "HTTP requests.",
+            ["method", "route", "status"],
             registry=self.registry,
         )
         self.request_seconds = Histogram(
-            f"{PREFIX}_http_request_seconds", "Time to answer.", ["route"],
-            buckets=REQUEST_SECONDS, registry=self.registry,
+            f"{PREFIX}_http_request_seconds",
+            "Time to answer.",
+            ["route"],
+            buckets=REQUEST_SECONDS,
+            registry=self.registry,
         )
         self.jobs = Counter(
             f"{PREFIX}_jobs", "Finished prompts.", ["result"], registry=self.registry
         )
         self.nodes = Histogram(
-            f"{PREFIX}_node_seconds", "Time a node ran.", ["class_type"], buckets=NODE_SECONDS,
+            f"{PREFIX}_node_seconds",
+            "Time a node ran.",
+            ["class_type"],
+            buckets=NODE_SECONDS,
             registry=self.registry,
         )
         self.cached = Counter(

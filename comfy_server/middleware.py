@@ -2,6 +2,7 @@
 
 cache headers · compression · security headers and CORS · the gate · errors.
 """
+
 from __future__ import annotations
 
 import logging
@@ -20,7 +21,15 @@ from comfy_server.users import UnknownUserError
 logger = logging.getLogger(__name__)
 
 IMAGE_SUFFIXES = (
-    ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".ppm",
+    ".bmp",
+    ".pgm",
+    ".tif",
+    ".tiff",
+    ".webp",
 )
 ONE_DAY = "public, max-age=86400"
 ONE_HOUR = "public, max-age=3600"
@@ -66,8 +75,11 @@ async def compress(request: web.Request, handler: Handler) -> web.StreamResponse
     compressible = response.content_type in ("application/json", "text/plain")
     encoded = "Content-Encoding" in response.headers
     if (
-        isinstance(response, web.Response) and compressible and not encoded
-        and response.body and "gzip" in request.headers.get("Accept-Encoding", "")
+        isinstance(response, web.Response)
+        and compressible
+        and not encoded
+        and response.body
+        and "gzip" in request.headers.get("Accept-Encoding", "")
     ):
         response.enable_compression(web.ContentCoding.gzip)
     return response
@@ -148,7 +160,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 def _plain(answer: web.HTTPException) -> web.Response:
     """The same answer as a plain response, which later middleware may still change."""
     headers: Any = {
-        name: value for name, value in answer.headers.items()
+        name: value
+        for name, value in answer.headers.items()
         if name not in ("Content-Type", "Content-Length")
     }
     if answer.empty_body:

@@ -1,4 +1,5 @@
 """Facts about model files that are read without loading them."""
+
 from __future__ import annotations
 
 import base64
@@ -63,10 +64,15 @@ def list_files(folder_name: str) -> list[dict[str, Any]]:
                 status = os.stat(os.path.join(directory, name))
             except OSError:
                 continue  # removed meanwhile, or a link that leads nowhere
-            found.append({
-                "name": name, "pathIndex": index, "modified": status.st_mtime,
-                "created": status.st_ctime, "size": status.st_size,
-            })
+            found.append(
+                {
+                    "name": name,
+                    "pathIndex": index,
+                    "modified": status.st_mtime,
+                    "created": status.st_ctime,
+                    "size": status.st_size,
+                }
+            )
     return found
 
 
@@ -125,4 +131,3 @@ def _decode_cover(encoded: str) -> bytes | None:
             return thumbnail_webp(Path(stream.name))
         except ImageRefused:
             return None
-

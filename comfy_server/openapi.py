@@ -3,6 +3,7 @@
 Routes that have a twin under `/api` are listed once, without the prefix; the server list names both
 bases. Routes of packs, which describe nothing, are listed with their path and method.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -32,17 +33,25 @@ NUMBER: Schema = {"type": "number"}
 
 SCHEMAS: dict[str, Schema] = {
     "Error": shape({"error": TEXT}),
-    "PromptError": shape({
-        "error": shape({"type": TEXT, "message": TEXT, "details": TEXT, "extra_info": OBJECT}),
-        "node_errors": OBJECT,
-    }),
+    "PromptError": shape(
+        {
+            "error": shape({"type": TEXT, "message": TEXT, "details": TEXT, "extra_info": OBJECT}),
+            "node_errors": OBJECT,
+        }
+    ),
     "Prompt": {
-        "type": "object", "description": "Node id -> node.",
+        "type": "object",
+        "description": "Node id -> node.",
         "additionalProperties": shape({"class_type": TEXT}, inputs=OBJECT, _meta=OBJECT),
     },
     "PromptRequest": shape(
-        {"prompt": ref("Prompt")}, client_id=TEXT, extra_data=OBJECT, prompt_id=TEXT,
-        number=NUMBER, front={"type": "boolean"}, partial_execution_targets=TEXTS,
+        {"prompt": ref("Prompt")},
+        client_id=TEXT,
+        extra_data=OBJECT,
+        prompt_id=TEXT,
+        number=NUMBER,
+        front={"type": "boolean"},
+        partial_execution_targets=TEXTS,
         wait={"type": "boolean"},
     ),
     "PromptAccepted": shape(
@@ -50,21 +59,33 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "QueueInfo": shape({"exec_info": shape({"queue_remaining": INTEGER})}),
     "QueueItem": {
-        "type": "array", "minItems": 5, "maxItems": 5,
+        "type": "array",
+        "minItems": 5,
+        "maxItems": 5,
         "description": "[number, prompt id, prompt, extra data, ids of output nodes]",
     },
     "HistoryEntry": shape({"prompt": {"type": "array"}, "outputs": OBJECT}, meta=OBJECT),
     "Job": shape(
-        {"id": TEXT, "create_time": NUMBER, "priority": NUMBER, "outputs_count": INTEGER,
-         "status": {"enum": ["pending", "in_progress", "completed", "failed", "cancelled"]}},
-        preview_output=OBJECT, workflow_id=TEXT, execution_error=OBJECT,
+        {
+            "id": TEXT,
+            "create_time": NUMBER,
+            "priority": NUMBER,
+            "outputs_count": INTEGER,
+            "status": {"enum": ["pending", "in_progress", "completed", "failed", "cancelled"]},
+        },
+        preview_output=OBJECT,
+        workflow_id=TEXT,
+        execution_error=OBJECT,
     ),
     "Cancelled": shape({"cancelled": {"type": "boolean"}}),
     "Stored": shape({"name": TEXT, "subfolder": TEXT, "type": TEXT}),
     "FileInfo": shape({"path": TEXT, "size": INTEGER, "modified": NUMBER, "created": NUMBER}),
 }
 _COMMON: dict[int, Schema | str] = {
-    401: ref("Error"), 403: PLAIN, 413: PLAIN, 429: ref("Error"),
+    401: ref("Error"),
+    403: PLAIN,
+    413: PLAIN,
+    429: ref("Error"),
 }
 _PARAMETER = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
 
@@ -93,10 +114,14 @@ def _parameters(path: str, operation: Operation) -> list[dict[str, Any]]:
         for name in _PARAMETER.findall(path)
     ]
     for name, schema in operation.query.items():
-        found.append({
-            "name": name.rstrip("!"), "in": "query", "required": name.endswith("!"),
-            "schema": schema,
-        })
+        found.append(
+            {
+                "name": name.rstrip("!"),
+                "in": "query",
+                "required": name.endswith("!"),
+                "schema": schema,
+            }
+        )
     return found
 
 
@@ -144,7 +169,7 @@ def _documented(app: web.Application) -> Iterator[tuple[str, str, Any]]:
     ]
     paths = {(method, path) for method, path, _ in routes}
     for method, path, route in routes:
-        is_twin = path.startswith(API_PREFIX) and (method, path[len(API_PREFIX) - 1:]) in paths
+        is_twin = path.startswith(API_PREFIX) and (method, path[len(API_PREFIX) - 1 :]) in paths
         described = getattr(route.handler, ATTRIBUTE, None)
         if method not in ("HEAD", "*") and not is_twin and not (described and described.hidden):
             yield method, path, route.handler
@@ -159,7 +184,8 @@ def document(app: web.Application, version: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "latentloom", "version": version,
+            "title": "latentloom",
+            "version": version,
             "description": "Queue prompts, follow them on the socket `/ws`, fetch the results.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

@@ -1,4 +1,5 @@
 """What the server is told at start, resolved: frozen, built by main from the arguments."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -4,6 +4,7 @@ The event loop appends, one writer task takes. A preview is not yet encoded when
 newer preview of the same node replaces one that has not been taken, so a slow reader sees fewer
 pictures and no old ones. Text waits in order up to a bound; beyond it the reader is given up.
 """
+
 from __future__ import annotations
 
 import asyncio

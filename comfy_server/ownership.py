@@ -3,6 +3,7 @@
 A prompt carries its owner in `extra_data["user_id"]`, written when it is accepted and never taken
 from the body. Admins, and everybody on a server without authentication, see all.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -59,7 +60,7 @@ def visible_history(
     if offset is not None and offset >= 0:
         ids = ids[offset:][:max_items]
     elif max_items is not None:
-        ids = ids[max(0, len(ids) - max_items):]
+        ids = ids[max(0, len(ids) - max_items) :]
     return _read(queue, ids)
 
 

@@ -1,4 +1,5 @@
 """What node packs and installed packages add to the page: scripts, texts, examples, blueprints."""
+
 from __future__ import annotations
 
 import hashlib
@@ -21,7 +22,12 @@ LOCALE_PARTS = ("main", "nodeDefs", "commands", "settings")
 TEMPLATE_PACKAGES = tuple(
     f"comfyui_workflow_templates_{part}"
     for part in (
-        "json", "media_api", "media_video", "media_image", "media_other", "media_assets_01",
+        "json",
+        "media_api",
+        "media_video",
+        "media_image",
+        "media_other",
+        "media_assets_01",
         "media_assets_02",
     )
 )
@@ -122,7 +128,9 @@ class Packs:
     def workflow_template_file(self, pack: str, relative: str) -> Path | None:
         """An example workflow or its thumbnail."""
         roots = [
-            folder / sub for folder in self.folders() if folder.name == pack
+            folder / sub
+            for folder in self.folders()
+            if folder.name == pack
             for sub in EXAMPLE_FOLDERS
         ]
         return first_below(roots, relative)
@@ -147,7 +155,8 @@ class Packs:
             for path in sorted((folder / "subgraphs").glob("*.json")):
                 found[_blueprint_id("custom_node", path)] = (
                     {
-                        "source": "custom_node", "name": path.stem,
+                        "source": "custom_node",
+                        "name": path.stem,
                         "info": {"node_pack": f"custom_nodes.{folder.name}"},
                     },
                     path,

@@ -4,6 +4,7 @@ Every name from a query, a form or a URL passes `resolve_below`. It refuses what
 different things to different systems (NUL, drive letters, reserved device names, over-long names),
 then resolves links and checks that the result lies below the root.
 """
+
 from __future__ import annotations
 
 import ntpath

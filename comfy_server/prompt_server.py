@@ -3,6 +3,7 @@
 It holds the application, the routes packs decorate, the sockets and a few counters packs read. What
 the routes work on arrives as `Services`. `PromptServer.instance` exists before packs load.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -82,9 +83,7 @@ class PromptServer:
         self.supports = ["custom_nodes_from_web"]
         self.on_prompt_handlers: list[PromptHandler] = []
         self.routes = web.RouteTableDef()
-        self._submitter = ThreadPoolExecutor(
-            SUBMITTERS, thread_name_prefix="prompt-submitter"
-        )
+        self._submitter = ThreadPoolExecutor(SUBMITTERS, thread_name_prefix="prompt-submitter")
         self.hub = Hub(loop, self.options.preview_interval_s)
         self.packs = Packs(self.options.frontend_root, self.options.extension_root)
         self.user_manager = UserManager(
@@ -161,9 +160,7 @@ class PromptServer:
         """Encodes and sends (format, PIL image, largest side)."""
         self.send_sync(BinaryEventTypes.UNENCODED_PREVIEW_IMAGE, image_data, sid)
 
-    def send_progress_text(
-        self, text: str | bytes, node_id: str, sid: str | None = None
-    ) -> None:
+    def send_progress_text(self, text: str | bytes, node_id: str, sid: str | None = None) -> None:
         """Shows a line of text under a node."""
         plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         frame = frames.progress_text(str(node_id), plain)

@@ -1,4 +1,5 @@
 """Counting requests per asker, so that one cannot take all."""
+
 from __future__ import annotations
 
 import time

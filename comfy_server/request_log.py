@@ -1,4 +1,5 @@
 """One line for each request: who, what, how it ended, which prompt."""
+
 from __future__ import annotations
 
 import logging
@@ -34,8 +35,13 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         level = _level(request.method, status)
         if logger.isEnabledFor(level):
             logger.log(
-                level, "%s %s %d %.1f ms user=%s from=%s prompt=%s",
-                request.method, ascii(request.path)[1:-1], status,
-                (time.perf_counter() - started) * 1000, request.get(USER, "-"),
-                request.remote, request.get(PROMPT_ID, "-"),
+                level,
+                "%s %s %d %.1f ms user=%s from=%s prompt=%s",
+                request.method,
+                ascii(request.path)[1:-1],
+                status,
+                (time.perf_counter() - started) * 1000,
+                request.get(USER, "-"),
+                request.remote,
+                request.get(PROMPT_ID, "-"),
             )

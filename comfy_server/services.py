@@ -1,4 +1,5 @@
 """What the routes work on: everything main hands to the server, and the keys to find it by."""
+
 from __future__ import annotations
 
 import inspect

@@ -1,4 +1,5 @@
 """Listening: several addresses, IPv4 and IPv6, TLS, and a clean end."""
+
 from __future__ import annotations
 
 import asyncio
@@ -152,8 +153,11 @@ async def running(server: PromptServer) -> AsyncIterator[list[Listener]]:
     sockets = _bind_all(options)
     _warn_if_exposed(options)
     runner = web.AppRunner(
-        server.app, access_log=None, shutdown_timeout=SHUTDOWN_GRACE_S,
-        keepalive_timeout=KEEPALIVE_S, handle_signals=False,
+        server.app,
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_GRACE_S,
+        keepalive_timeout=KEEPALIVE_S,
+        handle_signals=False,
     )
     await runner.setup()
     try:

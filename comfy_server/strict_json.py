@@ -4,6 +4,7 @@ A body is measured on its bytes (depth, number of values) before it is parsed, s
 a scan and no memory. Numbers JSON does not know become null, numbers out of a float's range are
 refused, and unpaired surrogates are refused because no file or database could store them.
 """
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,5 @@
 """Receiving files: a bounded multipart form, and a place and name for its file."""
+
 from __future__ import annotations
 
 import hashlib

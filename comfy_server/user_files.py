@@ -1,4 +1,5 @@
 """Files in a user's folder: writing, listing, describing, moving. No HTTP in here."""
+
 from __future__ import annotations
 
 import os
@@ -27,8 +28,10 @@ def file_info(path: Path, root: Path) -> dict[str, Any]:
     """Path from `root` with `/`, size in bytes, times in seconds."""
     status = path.stat()
     return {
-        "path": path.relative_to(root).as_posix(), "size": status.st_size,
-        "modified": status.st_mtime, "created": status.st_ctime,
+        "path": path.relative_to(root).as_posix(),
+        "size": status.st_size,
+        "modified": status.st_mtime,
+        "created": status.st_ctime,
     }
 
 
@@ -73,7 +76,9 @@ def tree(folder: Path, root: Path) -> list[dict[str, Any]]:
 
 def _tree_entry(path: Path, root: Path, kind: str) -> dict[str, Any]:
     entry: dict[str, Any] = {
-        "name": path.name, "path": path.relative_to(root).as_posix(), "type": kind,
+        "name": path.name,
+        "path": path.relative_to(root).as_posix(),
+        "type": kind,
     }
     if kind == "file":
         try:

@@ -3,6 +3,7 @@
 Three modes: one user called `default`; several users told apart by the `comfy-user` header, which
 is a claim and no credential; and, with authentication on, the user the credentials belong to.
 """
+
 from __future__ import annotations
 
 import json

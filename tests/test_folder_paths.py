@@ -1,4 +1,5 @@
 """Directories, file lists, annotated names and the names of saved files."""
+
 from __future__ import annotations
 
 import json
@@ -50,7 +51,8 @@ def test_base_directory_moves_every_folder_and_keeps_added_ones(base: Path, tmp_
     folder_paths.add_model_folder_path("loras", "/elsewhere/loras")
     folder_paths.set_base_directory(str(base / "moved"))
     assert folder_paths.get_folder_paths("loras") == [
-        str(base / "moved/models/loras"), "/elsewhere/loras",
+        str(base / "moved/models/loras"),
+        "/elsewhere/loras",
     ]
     assert folder_paths.get_input_directory() == str(base / "moved/input")
     assert folder_paths.get_folder_paths("custom_nodes") == [str(base / "moved/custom_nodes")]
@@ -150,7 +152,11 @@ def test_annotated_names_cannot_leave_their_directory(base: Path, name: str) -> 
 def test_saved_names_count_on_from_the_highest(base: Path) -> None:
     out = str(base / "output")
     assert folder_paths.get_save_image_path("run/pic", out) == (
-        os.path.join(out, "run"), "pic", 1, "run", "run/pic",
+        os.path.join(out, "run"),
+        "pic",
+        1,
+        "run",
+        "run/pic",
     )
     touch(base / "output/run/pic_00007_.png")
     touch(base / "output/run/pic_99999x_.png")
@@ -187,10 +193,13 @@ def test_content_types_are_told_from_suffixes() -> None:
 
 
 def test_extra_model_paths_are_added_and_relative_ones_start_at_the_file(base: Path) -> None:
-    config = touch(base / "conf/extra.yaml", (
-        "other:\n  base_path: ../store\n  is_default: true\n  loras: |\n    L1\n    L2\n"
-        "  unet: U\nplain:\n  my_kind: sub\n"
-    ))
+    config = touch(
+        base / "conf/extra.yaml",
+        (
+            "other:\n  base_path: ../store\n  is_default: true\n  loras: |\n    L1\n    L2\n"
+            "  unet: U\nplain:\n  my_kind: sub\n"
+        ),
+    )
     load_extra_path_config(str(config))
     store = str(base / "store")
     assert folder_paths.get_folder_paths("loras")[:2] == [f"{store}/L1", f"{store}/L2"]

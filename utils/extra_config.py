@@ -1,4 +1,5 @@
 """Reads YAML files that name additional model folders (`extra_model_paths.yaml`)."""
+
 from __future__ import annotations
 
 import logging

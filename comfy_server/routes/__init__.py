@@ -1,4 +1,5 @@
 """All routes: one module per resource, one table, in lookup order."""
+
 from __future__ import annotations
 
 from aiohttp import web

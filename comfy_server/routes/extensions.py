@@ -1,4 +1,5 @@
 """What packs add to the page: `/extensions`, `/i18n`, `/global_subgraphs`."""
+
 from __future__ import annotations
 
 import asyncio

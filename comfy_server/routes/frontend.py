@@ -1,4 +1,5 @@
 """The editor's own files: `/` and everything no other route knows."""
+
 from __future__ import annotations
 
 from aiohttp import web

@@ -1,4 +1,5 @@
 """For machines that watch the server: `/healthz`, `/readyz`, `/metrics`."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,4 +1,5 @@
 """Finished prompts: `/history`."""
+
 from __future__ import annotations
 
 from aiohttp import web

@@ -1,4 +1,5 @@
 """Routes for the page itself, only bare: `/internal/*`."""
+
 from __future__ import annotations
 
 import asyncio
@@ -32,7 +33,8 @@ async def get_raw_logs(request: web.Request) -> web.Response:
 
 @routes.patch("/internal/logs/subscribe")
 @describe(
-    EMPTY, body=shape({"clientId": TEXT, "enabled": {"type": "boolean"}}),
+    EMPTY,
+    body=shape({"clientId": TEXT, "enabled": {"type": "boolean"}}),
     answers={400: ref("Error")},
 )
 async def subscribe_logs(request: web.Request) -> web.Response:
@@ -56,7 +58,8 @@ def _newest_first(directory: str) -> list[str]:
     if not Path(directory).is_dir():
         return []
     files = [
-        entry for entry in Path(directory).iterdir()
+        entry
+        for entry in Path(directory).iterdir()
         if entry.is_file() and not entry.name.startswith(".")
     ]
     return [entry.name for entry in sorted(files, key=lambda e: -e.stat().st_mtime)]
@@ -64,7 +67,8 @@ def _newest_first(directory: str) -> list[str]:
 
 @routes.get("/internal/files/{directory_type}")
 @describe(
-    TEXTS, path={"directory_type": {"enum": ["input", "output", "temp"]}},
+    TEXTS,
+    path={"directory_type": {"enum": ["input", "output", "temp"]}},
     answers={400: ref("Error")},
 )
 async def get_files(request: web.Request) -> web.Response:

@@ -1,4 +1,5 @@
 """The jobs API, the editor's source for queue and history: `/api/jobs`."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -53,9 +54,12 @@ def _is_id(value: object) -> bool:
 @describe(
     shape({"jobs": {"type": "array", "items": ref("Job")}, "pagination": {"type": "object"}}),
     query={
-        "status": TEXT, "workflow_id": TEXT, "sort_by": {"enum": list(jobs.SORT_KEYS)},
+        "status": TEXT,
+        "workflow_id": TEXT,
+        "sort_by": {"enum": list(jobs.SORT_KEYS)},
         "sort_order": {"enum": list(jobs.SORT_ORDERS)},
-        "limit": {"type": "integer", "minimum": 1}, "offset": INTEGER,
+        "limit": {"type": "integer", "minimum": 1},
+        "offset": INTEGER,
     },
     answers={400: ref("Error")},
 )
@@ -86,9 +90,7 @@ async def get_job(request: web.Request) -> web.Response:
 
 
 @routes.post("/api/jobs/cancel")
-@describe(
-    ref("Cancelled"), body=shape({"job_ids": TEXTS}), answers={400: ref("Error")}
-)
+@describe(ref("Cancelled"), body=shape({"job_ids": TEXTS}), answers={400: ref("Error")})
 async def cancel_jobs(request: web.Request) -> web.Response:
     """Stops or removes several jobs."""
     body = await read_object(request)

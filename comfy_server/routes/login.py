@@ -1,4 +1,5 @@
 """Logging in and out, on servers with authentication: `/login`, `/logout`."""
+
 from __future__ import annotations
 
 import asyncio
@@ -81,7 +82,8 @@ async def _fields(request: web.Request) -> tuple[dict[str, str], bool]:
 
 @routes.post("/login")
 @describe(
-    shape({"name": TEXT, "role": TEXT}), body=shape({"name": TEXT, "token": TEXT}, next=TEXT),
+    shape({"name": TEXT, "role": TEXT}),
+    body=shape({"name": TEXT, "token": TEXT}, next=TEXT),
     answers={303: EMPTY, 400: ref("Error")},
 )
 async def log_in(request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,5 @@
 """Model files: `/models`, `/experiment/models`, `/view_metadata`, `/embeddings`."""
+
 from __future__ import annotations
 
 import asyncio
@@ -43,10 +44,13 @@ async def get_files(request: web.Request) -> web.Response:
 async def get_model_folders(_: web.Request) -> web.Response:
     """The model folders with their directories and file suffixes."""
     rows = folder_paths.folder_names_and_paths.items()
-    return json_response([
-        {"name": name, "folders": list(row[0]), "extensions": sorted(row[1])}
-        for name, row in rows if name not in NOT_MODELS
-    ])
+    return json_response(
+        [
+            {"name": name, "folders": list(row[0]), "extensions": sorted(row[1])}
+            for name, row in rows
+            if name not in NOT_MODELS
+        ]
+    )
 
 
 @routes.get("/experiment/models/{folder}")
@@ -58,7 +62,8 @@ async def get_model_files(request: web.Request) -> web.Response:
 
 @routes.get(r"/experiment/models/preview/{folder}/{path_index:\d+}/{filename:.*}")
 @describe(
-    BINARY, path={"path_index": {"type": "integer", "minimum": 0}},
+    BINARY,
+    path={"path_index": {"type": "integer", "minimum": 0}},
     answers={400: PLAIN, 404: PLAIN},
 )
 async def get_preview(request: web.Request) -> web.Response:

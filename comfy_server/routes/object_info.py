@@ -1,4 +1,5 @@
 """What nodes there are: `/object_info`, `/node_replacements`."""
+
 from __future__ import annotations
 
 import hashlib
@@ -90,7 +91,9 @@ async def get_all(request: web.Request) -> web.Response:
     """The definition of every node."""
     listing = _listing(request)
     headers = {
-        "ETag": f'"{listing.tag}"', "Cache-Control": "no-cache", "Vary": "Accept-Encoding",
+        "ETag": f'"{listing.tag}"',
+        "Cache-Control": "no-cache",
+        "Vary": "Accept-Encoding",
     }
     if any(etag.value == listing.tag for etag in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)

@@ -1,4 +1,5 @@
 """Submitting prompts: `GET` and `POST /prompt`."""
+
 from __future__ import annotations
 
 import logging
@@ -38,7 +39,10 @@ class PromptRefused(Exception):
         super().__init__(message)
         self.status = status
         self.error = {
-            "type": kind, "message": message, "details": details, "extra_info": extra_info,
+            "type": kind,
+            "message": message,
+            "details": details,
+            "extra_info": extra_info,
         }
 
 
@@ -62,7 +66,8 @@ async def get_prompt(request: web.Request) -> web.Response:
 
 @routes.post("/prompt")
 @describe(
-    ref("PromptAccepted"), body=ref("PromptRequest"),
+    ref("PromptAccepted"),
+    body=ref("PromptRequest"),
     query={"wait": FLAG},
     answers={status: ref("PromptError") for status in (400, 409, 410, 503)},
 )
@@ -114,7 +119,8 @@ async def read_body(request: web.Request) -> dict[str, Any]:
         raise PromptRefused("invalid_json", "The request is not JSON", str(error)) from error
     if not isinstance(body, dict):
         raise PromptRefused(
-            "invalid_json", "The request is not a JSON object",
+            "invalid_json",
+            "The request is not a JSON object",
             f'expected {{"prompt": {{...}}}}, found {type(body).__name__}',
         )
     return body
@@ -157,8 +163,10 @@ def _optional(body: dict[str, Any], name: str, kind: type, expected: str) -> Any
     value = body.get(name)
     if value is not None and not isinstance(value, kind):
         raise PromptRefused(
-            f"invalid_{name}", f"The field {name} is not {expected}",
-            f"{name} must be {expected}, found {type(value).__name__}", input_name=name,
+            f"invalid_{name}",
+            f"The field {name} is not {expected}",
+            f"{name} must be {expected}, found {type(value).__name__}",
+            input_name=name,
         )
     return value
 
@@ -185,7 +193,8 @@ def _prompt_id(body: dict[str, Any]) -> str:
         return str(uuid.uuid4())
     if not isinstance(wish, str) or not ID_PATTERN.fullmatch(wish):
         raise PromptRefused(
-            "invalid_prompt_id", "The field prompt_id is not acceptable",
+            "invalid_prompt_id",
+            "The field prompt_id is not acceptable",
             "use a UUID, or up to 128 letters, digits and . _ : @ + = -; or leave it out",
         )
     return wish
@@ -197,7 +206,8 @@ def _graph(body: dict[str, Any]) -> dict[str, Any]:
     prompt = body["prompt"]
     if not isinstance(prompt, dict):
         raise PromptRefused(
-            "invalid_prompt", "The prompt is not an object",
+            "invalid_prompt",
+            "The prompt is not an object",
             f"prompt must map node ids to nodes, found {type(prompt).__name__}",
         )
     if _is_editor_graph(prompt):
@@ -211,7 +221,8 @@ def _is_editor_graph(value: dict[str, Any]) -> bool:
 
 def _editor_graph_refused() -> PromptRefused:
     return PromptRefused(
-        "invalid_prompt", "This is a workflow file of the editor, not a prompt",
+        "invalid_prompt",
+        "This is a workflow file of the editor, not a prompt",
         "the prompt maps node ids to {class_type, inputs}; in the editor use "
         "File > Export (API), and post that",
     )
@@ -254,7 +265,9 @@ def _accepted(submission: Submission) -> dict[str, Any]:
     """The answer for a prompt that is in the queue, now or from an earlier equal request."""
     if submission.kind is SubmissionKind.CONFLICT:
         raise PromptRefused(
-            "prompt_id_in_use", "The prompt id belongs to another prompt",
-            f"{submission.prompt_id} is taken; leave the field prompt_id out", 409,
+            "prompt_id_in_use",
+            "The prompt id belongs to another prompt",
+            f"{submission.prompt_id} is taken; leave the field prompt_id out",
+            409,
         )
     return {"prompt_id": submission.prompt_id, "number": submission.number}

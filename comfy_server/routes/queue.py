@@ -1,4 +1,5 @@
 """The queue and what stops it: `/queue`, `/interrupt`, `/free`."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -40,10 +41,12 @@ def _shown(item: Sequence[Any]) -> list[Any]:
 async def get_queue(request: web.Request) -> web.Response:
     """What runs and what waits, in the order it will run."""
     running, pending = visible_queue(request, request.app[SERVICES].queue)
-    return json_response({
-        "queue_running": [_shown(item) for item in running],
-        "queue_pending": [_shown(item) for item in pending],
-    })
+    return json_response(
+        {
+            "queue_running": [_shown(item) for item in running],
+            "queue_pending": [_shown(item) for item in pending],
+        }
+    )
 
 
 @routes.post("/queue")
@@ -86,7 +89,8 @@ async def post_interrupt(request: web.Request) -> web.Response:
 
 @routes.post("/free")
 @describe(
-    EMPTY, body=shape({}, unload_models={"type": "boolean"}, free_memory={"type": "boolean"}),
+    EMPTY,
+    body=shape({}, unload_models={"type": "boolean"}, free_memory={"type": "boolean"}),
     answers={400: ref("Error")},
 )
 async def post_free(request: web.Request) -> web.Response:

@@ -1,4 +1,5 @@
 """Beyond the public contract: holding, resuming and reordering the queue, `/api/queue/...`."""
+
 from __future__ import annotations
 
 import math
@@ -21,11 +22,13 @@ STATE = shape({"paused": {"type": "boolean"}, "running": TEXTS, "pending": TEXTS
 
 def _state(queue: PromptQueue) -> web.Response:
     running, pending = queue.get_current_queue()
-    return json_response({
-        "paused": queue.paused,
-        "running": [item[1] for item in running],
-        "pending": [item[1] for item in pending],
-    })
+    return json_response(
+        {
+            "paused": queue.paused,
+            "running": [item[1] for item in running],
+            "pending": [item[1] for item in pending],
+        }
+    )
 
 
 def _admin_queue(request: web.Request) -> PromptQueue:
@@ -85,7 +88,8 @@ async def post_reorder(request: web.Request) -> web.Response:
 
 @routes.post("/api/queue/priority")
 @describe(
-    STATE, body=shape({"prompt_id": TEXT, "number": NUMBER}),
+    STATE,
+    body=shape({"prompt_id": TEXT, "number": NUMBER}),
     answers={400: ref("Error"), 404: ref("Error")},
 )
 async def post_priority(request: web.Request) -> web.Response:

@@ -1,4 +1,5 @@
 """A user's settings: `/settings`."""
+
 from __future__ import annotations
 
 import asyncio

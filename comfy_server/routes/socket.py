@@ -1,4 +1,5 @@
 """The WebSocket: `/ws`."""
+
 from __future__ import annotations
 
 import json
@@ -29,9 +30,7 @@ MAX_CLIENT_ID = 256
 
 
 @routes.get("/ws")
-@describe(
-    EMPTY, status=101, query={"clientId": TEXT, "resume": TEXT}, answers={400: ref("Error")}
-)
+@describe(EMPTY, status=101, query={"clientId": TEXT, "resume": TEXT}, answers={400: ref("Error")})
 async def connect(request: web.Request) -> web.StreamResponse:
     """Opens the event socket of a client."""
     server = request.app[SERVER]

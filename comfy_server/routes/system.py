@@ -1,4 +1,5 @@
 """The machine and what the server can do: `/system_stats`, `/features`."""
+
 from __future__ import annotations
 
 import asyncio
@@ -22,10 +23,16 @@ async def get_stats(request: web.Request) -> web.Response:
     options = request.app[OPTIONS]
     given = await asyncio.to_thread(request.app[SERVICES].system_stats)
     system: dict[str, Any] = {
-        "os": sys.platform, "ram_total": 0, "ram_free": 0,
-        "comfyui_version": options.version, "required_frontend_version": None,
-        "installed_templates_version": None, "required_templates_version": None,
-        "python_version": sys.version, "pytorch_version": None, "embedded_python": False,
+        "os": sys.platform,
+        "ram_total": 0,
+        "ram_free": 0,
+        "comfyui_version": options.version,
+        "required_frontend_version": None,
+        "installed_templates_version": None,
+        "required_templates_version": None,
+        "python_version": sys.version,
+        "pytorch_version": None,
+        "embedded_python": False,
         "argv": list(options.argv),
     }
     system |= given.get("system", {})

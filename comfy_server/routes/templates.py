@@ -1,4 +1,5 @@
 """Examples and help: `/workflow_templates`, `/templates`, `/docs`."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,4 +1,5 @@
 """Receiving files: `/upload/image` (any kind of file), `/upload/mask`."""
+
 from __future__ import annotations
 
 import asyncio
@@ -21,8 +22,11 @@ routes = web.RouteTableDef()
 
 FORM = {
     "multipart": shape(
-        {"image": {"type": "string", "format": "binary"}}, type=TEXT, subfolder=TEXT,
-        overwrite=TEXT, original_ref=TEXT,
+        {"image": {"type": "string", "format": "binary"}},
+        type=TEXT,
+        subfolder=TEXT,
+        overwrite=TEXT,
+        original_ref=TEXT,
     )
 }
 

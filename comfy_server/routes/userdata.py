@@ -3,6 +3,7 @@
 A file's name is one path segment of the URL, its slashes as `%2F`. Names that arrive encoded twice
 are decoded once more.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -51,7 +52,8 @@ def _answer(request: web.Request, path: Path, root: Path) -> web.Response:
 
 @routes.get("/userdata")
 @describe(
-    {"type": "array"}, answers={400: PLAIN, 404: PLAIN},
+    {"type": "array"},
+    answers={400: PLAIN, 404: PLAIN},
     query={"dir!": TEXT, "recurse": FLAG, "full_info": FLAG, "split": FLAG},
 )
 async def list_files(request: web.Request) -> web.Response:
@@ -100,7 +102,10 @@ async def get_file(request: web.Request) -> web.StreamResponse:
 
 @routes.post("/userdata/{file}")
 @describe(
-    STORED, query={"overwrite": FLAG, "full_info": FLAG}, body=BINARY, body_required=False,
+    STORED,
+    query={"overwrite": FLAG, "full_info": FLAG},
+    body=BINARY,
+    body_required=False,
     answers={400: ref("Error"), 409: PLAIN},
 )
 async def post_file(request: web.Request) -> web.Response:
@@ -131,7 +136,8 @@ async def delete_file(request: web.Request) -> web.Response:
 
 @routes.post("/userdata/{file}/move/{dest}")
 @describe(
-    STORED, query={"overwrite": FLAG, "full_info": FLAG},
+    STORED,
+    query={"overwrite": FLAG, "full_info": FLAG},
     answers={400: ref("Error"), 404: EMPTY, 409: PLAIN},
 )
 async def move_file(request: web.Request) -> web.Response:

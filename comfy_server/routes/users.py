@@ -1,4 +1,5 @@
 """Users: `/users`."""
+
 from __future__ import annotations
 
 from aiohttp import web

@@ -1,4 +1,5 @@
 """A dry run: `POST /validate` says what a prompt would do, and does nothing."""
+
 from __future__ import annotations
 
 from dataclasses import asdict
@@ -14,9 +15,7 @@ from comfy_server.strict_json import json_response
 routes = web.RouteTableDef()
 
 PLAN = shape({"cached": TEXTS, "would_run": TEXTS, "unneeded": TEXTS})
-ANSWER = shape(
-    {"valid": {"type": "boolean"}, "outputs": TEXTS, "node_errors": OBJECT}, plan=PLAN
-)
+ANSWER = shape({"valid": {"type": "boolean"}, "outputs": TEXTS, "node_errors": OBJECT}, plan=PLAN)
 
 
 @routes.post("/validate")
@@ -33,7 +32,10 @@ async def post_validate(request: web.Request) -> web.Response:
     except PromptRefused as refused:
         return json_response({"error": refused.error, "node_errors": {}}, refused.status)
     answer: dict[str, Any] = {
-        "valid": valid, "error": error, "outputs": outputs, "node_errors": node_errors,
+        "valid": valid,
+        "error": error,
+        "outputs": outputs,
+        "node_errors": node_errors,
     }
     if valid and services.plan is not None:
         plan = await services.plan(submitted.prompt, outputs, submitted.extra_data)

@@ -1,4 +1,5 @@
 """Pictures and other results: `/view`."""
+
 from __future__ import annotations
 
 import asyncio
@@ -41,9 +42,7 @@ def _locate(request: web.Request) -> Path:
     if not name or name.startswith("/") or ".." in name.split("/"):
         raise _NotServed(400, "filename must be a plain file name")
     try:
-        path = resolve_below(
-            directory, request.query.get("subfolder", ""), name.rpartition("/")[2]
-        )
+        path = resolve_below(directory, request.query.get("subfolder", ""), name.rpartition("/")[2])
     except PathRefused as error:
         raise _NotServed(403 if error.outside else 400, str(error)) from error
     if not path.is_file():
@@ -55,8 +54,11 @@ def _locate(request: web.Request) -> Path:
 @describe(
     BINARY,
     query={
-        "filename!": TEXT, "type": {"enum": ["output", "input", "temp"]}, "subfolder": TEXT,
-        "preview": TEXT, "channel": {"enum": ["rgb", "a", "rgba"]},
+        "filename!": TEXT,
+        "type": {"enum": ["output", "input", "temp"]},
+        "subfolder": TEXT,
+        "preview": TEXT,
+        "channel": {"enum": ["rgb", "a", "rgba"]},
     },
     answers={206: BINARY, 304: EMPTY, 400: ref("Error"), 404: ref("Error"), 415: ref("Error")},
 )

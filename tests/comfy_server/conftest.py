@@ -1,4 +1,5 @@
 """A server on real sockets with the real queue, three small nodes and no worker."""
+
 from __future__ import annotations
 
 import asyncio
@@ -59,14 +60,17 @@ def validate(
 ) -> tuple[bool, dict[str, Any] | None, list[str], dict[str, Any]]:
     """Accepts prompts that have an output node; the real validation has its own tests."""
     outputs = [
-        node_id for node_id, node in prompt.items()
+        node_id
+        for node_id, node in prompt.items()
         if NODES.get(node.get("class_type"), {}).get("output_node")
         and (targets is None or node_id in targets)
     ]
     if outputs:
         return True, None, outputs, {}
     error = {
-        "type": "prompt_no_outputs", "message": "Prompt has no outputs", "details": "",
+        "type": "prompt_no_outputs",
+        "message": "Prompt has no outputs",
+        "details": "",
         "extra_info": {},
     }
     return False, error, [], {}
@@ -80,7 +84,10 @@ def node_info(name: str) -> dict[str, Any]:
 def make_server(options: ServerOptions, **services: Any) -> PromptServer:
     """A server whose routes are added."""
     given: dict[str, Any] = {
-        "node_names": lambda: list(NODES), "node_info": node_info, "validate": validate, **services,
+        "node_names": lambda: list(NODES),
+        "node_info": node_info,
+        "validate": validate,
+        **services,
     }
     loop = asyncio.get_running_loop()
     return PromptServer(loop, options, Services(PromptQueue(), **given))

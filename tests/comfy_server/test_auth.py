@@ -1,4 +1,5 @@
 """Accounts, login, roles, what each user sees, rate limits, health and metrics."""
+
 from __future__ import annotations
 
 import asyncio
@@ -106,16 +107,29 @@ def test_unusable_names_and_roles_are_refused(tmp_path: Path, spec: str) -> None
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/system_stats"), ("GET", "/api/queue"), ("POST", "/prompt"), ("GET", "/view"),
-        ("POST", "/upload/image"), ("GET", "/assets/app.js"), ("GET", "/metrics"), ("GET", "/"),
-        ("GET", "/internal/logs"), ("GET", "/nothing"), ("DELETE", "/userdata/x"),
+        ("GET", "/system_stats"),
+        ("GET", "/api/queue"),
+        ("POST", "/prompt"),
+        ("GET", "/view"),
+        ("POST", "/upload/image"),
+        ("GET", "/assets/app.js"),
+        ("GET", "/metrics"),
+        ("GET", "/"),
+        ("GET", "/internal/logs"),
+        ("GET", "/nothing"),
+        ("DELETE", "/userdata/x"),
     ],
 )
 async def test_without_credentials_nothing_is_served(
     people: People, method: str, path: str
 ) -> None:
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic !!"},
-                    {"Cookie": "latentloom_session=forged"}, {"comfy-user": "ann"}):
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Basic !!"},
+        {"Cookie": "latentloom_session=forged"},
+        {"comfy-user": "ann"},
+    ):
         answer = await people.client.request(method, path, headers=headers)
         assert answer.status == 401
         assert "WWW-Authenticate" in answer.headers
@@ -209,7 +223,8 @@ async def test_users_see_and_stop_only_their_own_prompts(people: People) -> None
     await people.post("ann", "/api/jobs/cancel", {"job_ids": ["b1", "b2"]})
     await people.post("ann", "/queue", {"clear": True})
     assert [item[1] for item in (await people.get("root", "/queue"))["queue_pending"]] == [
-        "b1", "b2",
+        "b1",
+        "b2",
     ]
     assert await people.get("ann", "/api/jobs/b1") == 404
     jobs = (await people.get("bob", "/api/jobs"))["jobs"]
@@ -248,15 +263,16 @@ async def test_files_and_settings_are_kept_apart(people: People, base: Path) -> 
     assert (base / "user/ann/comfy.settings.json").is_file()
     form = FormData()
     form.add_field("image", b"mine", filename="a.png")
-    answer = await people.client.post(
-        "/upload/image", data=form, headers=people.headers("ann")
-    )
+    answer = await people.client.post("/upload/image", data=form, headers=people.headers("ann"))
     assert await answer.json() == {"name": "a.png", "subfolder": "", "type": "input"}
     assert (base / "input/ann/a.png").read_bytes() == b"mine"
     (base / "output/ann").mkdir()
     (base / "output/ann/r.png").write_bytes(b"result")
-    for path in ("/view?filename=a.png&type=input", "/view?filename=r.png",
-                 "/view?filename=r.png&subfolder=../ann"):
+    for path in (
+        "/view?filename=a.png&type=input",
+        "/view?filename=r.png",
+        "/view?filename=r.png&subfolder=../ann",
+    ):
         assert await people.get("bob", path) in (403, 404)
     view = await people.client.get("/view?filename=r.png", headers=people.headers("ann"))
     assert await view.read() == b"result"
@@ -343,15 +359,18 @@ async def test_metrics_count_requests_jobs_nodes_and_memory(start: Start) -> Non
     assert taken is not None
     PromptServer.instance.publish(events.ExecutionCached(("1",), "p", 1))
     nodes = {
-        "1": {"cached": True}, "2": {"class_type": "SaveImage", "cached": False, "wall_ms": 20.0},
+        "1": {"cached": True},
+        "2": {"class_type": "SaveImage", "cached": False, "wall_ms": 20.0},
     }
     PromptServer.instance.publish(events.ExecutionSuccess("p", 1))
     queue.task_done(taken[1], {"nodes": nodes}, ExecutionStatus("success", True, []))
     await client.get("/history/../../" + "x" * 50)
     page = await (await client.get("/metrics")).text()
     for line in (
-        'latentloom_jobs_total{result="success"} 1.0', "latentloom_queue_pending 1.0",
-        "latentloom_cache_hits_total 1.0", 'latentloom_memory_bytes{owner="unet"} 5.0',
+        'latentloom_jobs_total{result="success"} 1.0',
+        "latentloom_queue_pending 1.0",
+        "latentloom_cache_hits_total 1.0",
+        'latentloom_memory_bytes{owner="unet"} 5.0',
         'latentloom_node_seconds_count{class_type="SaveImage"} 1.0',
         'latentloom_http_requests_total{method="POST",route="/prompt",status="200"} 2.0',
     ):

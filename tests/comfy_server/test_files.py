@@ -1,4 +1,5 @@
 """Viewing and uploading files, by users and by attackers."""
+
 from __future__ import annotations
 
 import io
@@ -95,17 +96,31 @@ async def test_subfolders_are_reached(client: Client, base: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "status"),
     [
-        ("", 404), ("filename=", 400), ("filename=/etc/passwd", 400), ("filename=../secret", 400),
-        ("filename=..%2f..%2fsecret", 400), ("filename=..\\secret", 400),
+        ("", 404),
+        ("filename=", 400),
+        ("filename=/etc/passwd", 400),
+        ("filename=../secret", 400),
+        ("filename=..%2f..%2fsecret", 400),
+        ("filename=..\\secret", 400),
         ("filename=a/../../s", 400),
-        ("filename=C:\\secret", 404), ("filename=secret&type=models", 400),
-        ("filename=secret&type=__class__", 400), ("filename=none.png", 404),
-        ("filename=secret&subfolder=..", 403), ("filename=secret&subfolder=/etc", 403),
-        ("filename=secret&subfolder=a/../..", 403), ("filename=secret&subfolder=..\\..", 403),
-        ("filename=secret&subfolder=link", 403), ("filename=linked.png", 403),
-        ("filename=secret%00.png", 400), ("filename=secret&subfolder=a%00b", 400),
-        ("filename=CON", 400), ("filename=nul.png", 400), ("filename=%252e%252e%252fsecret", 404),
-        ("filename=sub", 404), ("filename=" + "a" * 300, 400), ("filename=a%0d%0aX: y", 400),
+        ("filename=C:\\secret", 404),
+        ("filename=secret&type=models", 400),
+        ("filename=secret&type=__class__", 400),
+        ("filename=none.png", 404),
+        ("filename=secret&subfolder=..", 403),
+        ("filename=secret&subfolder=/etc", 403),
+        ("filename=secret&subfolder=a/../..", 403),
+        ("filename=secret&subfolder=..\\..", 403),
+        ("filename=secret&subfolder=link", 403),
+        ("filename=linked.png", 403),
+        ("filename=secret%00.png", 400),
+        ("filename=secret&subfolder=a%00b", 400),
+        ("filename=CON", 400),
+        ("filename=nul.png", 400),
+        ("filename=%252e%252e%252fsecret", 404),
+        ("filename=sub", 404),
+        ("filename=" + "a" * 300, 400),
+        ("filename=a%0d%0aX: y", 400),
         ("filename=secret [output] [output]&subfolder=..", 403),
     ],
 )
@@ -123,8 +138,27 @@ async def test_no_spelling_leads_outside(
 
 @pytest.mark.parametrize(
     "name",
-    ["x.html", "x.htm", "x.xhtml", "x.xml", "x.svg", "x.js", "x.mjs", "x.css", "x.pdf", "x.swf",
-     "x.mht", "x.hta", "x", "x.htc", "x.xsl", "x.rdf", "x.html.gz", "x.svgz", "x.wasm"],
+    [
+        "x.html",
+        "x.htm",
+        "x.xhtml",
+        "x.xml",
+        "x.svg",
+        "x.js",
+        "x.mjs",
+        "x.css",
+        "x.pdf",
+        "x.swf",
+        "x.mht",
+        "x.hta",
+        "x",
+        "x.htc",
+        "x.xsl",
+        "x.rdf",
+        "x.html.gz",
+        "x.svgz",
+        "x.wasm",
+    ],
 )
 @pytest.mark.parametrize("route", ["view", "userdata"])
 async def test_stored_active_content_never_runs_in_our_origin(
@@ -153,11 +187,14 @@ async def test_an_svg_is_shown_where_only_an_image_is_wanted(client: Client, bas
 @pytest.mark.parametrize(
     ("query", "mime", "mode"),
     [
-        ("preview=webp;80", "image/webp", "RGBA"), ("preview=jpeg", "image/jpeg", "RGB"),
-        ("preview=jpeg;999", "image/jpeg", "RGB"), ("preview=gif;x", "image/webp", "RGBA"),
+        ("preview=webp;80", "image/webp", "RGBA"),
+        ("preview=jpeg", "image/jpeg", "RGB"),
+        ("preview=jpeg;999", "image/jpeg", "RGB"),
+        ("preview=gif;x", "image/webp", "RGBA"),
         ("preview=webp%3B80&channel=rgb", "image/webp", "RGB"),
         ("preview=jpeg&channel=a", "image/webp", "RGBA"),
-        ("channel=rgb", "image/png", "RGB"), ("channel=a", "image/png", "RGBA"),
+        ("channel=rgb", "image/png", "RGB"),
+        ("channel=a", "image/png", "RGBA"),
     ],
 )
 async def test_previews_and_channels(
@@ -182,6 +219,7 @@ async def test_a_preview_of_what_is_no_picture_is_the_file(client: Client, base:
 
 def bomb(width: int, height: int) -> bytes:
     """A PNG whose header promises far more pixels than its few bytes hold."""
+
     def chunk(kind: bytes, data: bytes) -> bytes:
         crc = struct.pack(">I", zlib.crc32(kind + data))
         return struct.pack(">I", len(data)) + kind + data + crc
@@ -239,11 +277,18 @@ async def test_subfolders_and_types(client: Client, base: Path) -> None:
 @pytest.mark.parametrize(
     "texts",
     [
-        {"name": "../out.png"}, {"name": "a\\..\\..\\out.png"},
-        {"name": "C:\\out.png"}, {"name": "COM1.png"}, {"name": "."},
+        {"name": "../out.png"},
+        {"name": "a\\..\\..\\out.png"},
+        {"name": "C:\\out.png"},
+        {"name": "COM1.png"},
+        {"name": "."},
         {"name": "x" * 400 + ".png"},
-        {"subfolder": ".."}, {"subfolder": "/tmp"}, {"subfolder": "a/../../b"},
-        {"subfolder": "link"}, {"type": "models"}, {"type": "../user"},
+        {"subfolder": ".."},
+        {"subfolder": "/tmp"},
+        {"subfolder": "a/../../b"},
+        {"subfolder": "link"},
+        {"type": "models"},
+        {"type": "../user"},
     ],
 )
 async def test_uploads_cannot_leave_or_confuse(
@@ -258,7 +303,8 @@ async def test_uploads_cannot_leave_or_confuse(
 @pytest.mark.parametrize(
     ("data", "headers"),
     [
-        (b"", {}), (b"junk", {"Content-Type": "multipart/form-data; boundary=x"}),
+        (b"", {}),
+        (b"junk", {"Content-Type": "multipart/form-data; boundary=x"}),
         (b"{}", {"Content-Type": "application/json"}),
         (b"--x\r\n\r\n", {"Content-Type": "multipart/form-data; boundary=x"}),
         (b"x", {"Content-Type": "multipart/form-data"}),
@@ -309,8 +355,12 @@ async def test_a_mask_replaces_the_alpha_and_keeps_the_texts(client: Client, bas
 @pytest.mark.parametrize(
     ("reference", "status"),
     [
-        ('{"filename": "none.png"}', 404), ('{"filename": "../secret.png"}', 403), ("junk", 400),
-        ("[]", 400), ('{"filename": 5}', 400), ('{"filename": "a.png", "type": "x"}', 400),
+        ('{"filename": "none.png"}', 404),
+        ('{"filename": "../secret.png"}', 403),
+        ("junk", 400),
+        ("[]", 400),
+        ('{"filename": 5}', 400),
+        ('{"filename": "a.png", "type": "x"}', 400),
         ('{"filename": "text.png"}', 400),
     ],
 )
@@ -335,8 +385,23 @@ def test_plain_names_resolve_below_the_root(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../x", "a/../../x", "/x", "\\x", "\\\\host\\share", "C:/x", "c:x", "a\0", "a\nb", "aux",
-     "a/LPT1.txt", "con .txt", "\ud800", "x" * 256, "a/" * 1500],
+    [
+        "../x",
+        "a/../../x",
+        "/x",
+        "\\x",
+        "\\\\host\\share",
+        "C:/x",
+        "c:x",
+        "a\0",
+        "a\nb",
+        "aux",
+        "a/LPT1.txt",
+        "con .txt",
+        "\ud800",
+        "x" * 256,
+        "a/" * 1500,
+    ],
 )
 def test_names_that_mean_trouble_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(PathRefused):

@@ -1,4 +1,5 @@
 """Which requests are let in: Host, Origin and Sec-Fetch-Site, on every route."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -25,10 +26,19 @@ def passes(gate: Gate, method: str = "POST", path: str = "/prompt", **headers: s
 @pytest.mark.parametrize(
     ("host", "expected"),
     [
-        ("127.0.0.1", True), ("127.9.9.9", True), ("localhost", True), ("LOCALHOST.", True),
-        ("app.localhost", True), ("::1", True), ("[::1]", True),
-        ("10.0.0.1", False), ("0.0.0.0", False), ("127.0.0.1.evil.example", False),
-        ("localhost.evil.example", False), ("evil.example", False), ("", False),
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("localhost", True),
+        ("LOCALHOST.", True),
+        ("app.localhost", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("10.0.0.1", False),
+        ("0.0.0.0", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example", False),
+        ("evil.example", False),
+        ("", False),
     ],
 )
 def test_loopback_names(host: str, expected: bool) -> None:
@@ -77,7 +87,9 @@ def test_foreign_pages_and_rebound_names_are_refused(headers: dict[str, str]) ->
 
 def test_a_link_from_elsewhere_may_open_the_page_but_nothing_else() -> None:
     followed = {
-        "Host": "localhost:8188", "Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate",
+        "Host": "localhost:8188",
+        "Sec_Fetch_Site": "cross-site",
+        "Sec_Fetch_Mode": "navigate",
         "Sec_Fetch_Dest": "document",
     }
     assert passes(LOCAL, "GET", "/", **followed)
@@ -111,11 +123,21 @@ def test_cors_lets_in_everyone_or_one_origin() -> None:
 
 EVIL = {"Origin": "http://evil.example"}
 METHODS_AND_PATHS = [
-    ("GET", "/"), ("GET", "/system_stats"), ("POST", "/prompt"), ("POST", "/api/prompt"),
-    ("POST", "/upload/image"), ("POST", "/settings/x"), ("DELETE", "/userdata/x"),
-    ("PATCH", "/internal/logs/subscribe"), ("GET", "/view?filename=a.png"), ("POST", "/pack/run"),
-    ("POST", "/api/pack/run"), ("GET", "/pack/direct"), ("GET", "/assets/app.js"),
-    ("OPTIONS", "/prompt"), ("GET", "/nothing/here"),
+    ("GET", "/"),
+    ("GET", "/system_stats"),
+    ("POST", "/prompt"),
+    ("POST", "/api/prompt"),
+    ("POST", "/upload/image"),
+    ("POST", "/settings/x"),
+    ("DELETE", "/userdata/x"),
+    ("PATCH", "/internal/logs/subscribe"),
+    ("GET", "/view?filename=a.png"),
+    ("POST", "/pack/run"),
+    ("POST", "/api/pack/run"),
+    ("GET", "/pack/direct"),
+    ("GET", "/assets/app.js"),
+    ("OPTIONS", "/prompt"),
+    ("GET", "/nothing/here"),
 ]
 
 
@@ -133,8 +155,12 @@ def add_pack_routes(server: PromptServer) -> None:
 @pytest.mark.parametrize(("method", "path"), METHODS_AND_PATHS)
 async def test_every_route_is_behind_the_gate(start: Start, method: str, path: str) -> None:
     client = await start(add_pack_routes)
-    for headers in (EVIL, {"Origin": "null"}, {"Host": "evil.example"},
-                    {"Sec-Fetch-Site": "cross-site"}):
+    for headers in (
+        EVIL,
+        {"Origin": "null"},
+        {"Host": "evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ):
         answer = await client.request(method, path, headers=headers)
         assert answer.status == 403, headers
         assert "Access-Control-Allow-Origin" not in answer.headers

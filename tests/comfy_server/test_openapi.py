@@ -1,4 +1,5 @@
 """The OpenAPI document: complete, true of every route, and held against the running server."""
+
 from __future__ import annotations
 
 import asyncio
@@ -105,8 +106,10 @@ def test_the_running_server_keeps_to_its_document(background: Background) -> Non
 
     load_all_checks()
     wanted = [
-        schemathesis.checks.not_a_server_error, checks.status_code_conformance,
-        checks.content_type_conformance, checks.response_schema_conformance,
+        schemathesis.checks.not_a_server_error,
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_schema_conformance,
     ]
     schema = schemathesis.openapi.from_url(f"{background.url}/api/openapi.json")
     for result in schema.get_all_operations():
@@ -115,8 +118,13 @@ def test_the_running_server_keeps_to_its_document(background: Background) -> Non
             continue  # no plain answer; ten attempts a minute
 
         @seed(1)
-        @settings(max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.generate],
-                  suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
         @given(case=operation.as_strategy())
         def check(case: Any) -> None:
             case.call_and_validate(base_url=background.url, checks=wanted, timeout=10)

@@ -1,4 +1,5 @@
 """What the page loads: its files, packs' scripts, texts, templates, help, models, system facts."""
+
 from __future__ import annotations
 
 import base64
@@ -43,9 +44,18 @@ async def test_the_page_and_its_files(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/..%2fsecret", "/%2e%2e/secret", "/assets/..%2f..%2fsecret", "/link/secret",
-             "/templates/..%2fsecret", "/docs/..%2f..%2fsecret", "/extensions/pack/..%2fsecret",
-             "/extensions/..%2f/secret", "/api/workflow_templates/pack/..%2f..%2fsecret"]
+    "path",
+    [
+        "/..%2fsecret",
+        "/%2e%2e/secret",
+        "/assets/..%2f..%2fsecret",
+        "/link/secret",
+        "/templates/..%2fsecret",
+        "/docs/..%2f..%2fsecret",
+        "/extensions/pack/..%2fsecret",
+        "/extensions/..%2f/secret",
+        "/api/workflow_templates/pack/..%2f..%2fsecret",
+    ],
 )
 async def test_static_files_stay_below_their_folder(
     start: Start, base: Path, frontend: Path, path: str
@@ -78,7 +88,8 @@ async def test_scripts_of_the_editor_of_packs_and_our_own(start: Start, base: Pa
     PromptServer.instance.packs.web_directories["my pack"] = str(base / "pack web")
     urls = await (await client.get("/extensions")).json()
     assert urls == [
-        "/extensions/core/one.js", "/extensions/latentloom/demo.js",
+        "/extensions/core/one.js",
+        "/extensions/latentloom/demo.js",
         "/extensions/my%20pack/js/deep/x%20y.js",
     ]
     for address in urls:
@@ -103,14 +114,17 @@ async def test_example_workflows_texts_and_blueprints_of_packs(client: Client, b
     assert (await client.get("/api/workflow_templates/pack/flow%20one.jpg")).status == 200
     assert await (await client.get("/i18n")).json() == {
         "en": {
-            "test": {"hello": "Hello", "bye": "Bye"}, "nodeDefs": {"N": {"display_name": "Node"}},
+            "test": {"hello": "Hello", "bye": "Bye"},
+            "nodeDefs": {"N": {"display_name": "Node"}},
         },
         "de": {},
     }
     blueprints = await (await client.get("/global_subgraphs")).json()
     ((identity, entry),) = blueprints.items()
     assert entry == {
-        "source": "custom_node", "name": "blue", "info": {"node_pack": "custom_nodes.pack"},
+        "source": "custom_node",
+        "name": "blue",
+        "info": {"node_pack": "custom_nodes.pack"},
     }
     one = await (await client.get(f"/global_subgraphs/{identity}")).json()
     assert one == {**entry, "data": '{"definitions": {}}'}
@@ -192,7 +206,8 @@ async def test_models_are_listed_with_facts_and_previews(client: Client, base: P
     assert {"configs", "custom_nodes"}.isdisjoint({row["name"] for row in folders})
     files = await (await get("/experiment/models/checkpoints")).json()
     assert [(row["name"], row["pathIndex"]) for row in files] == [
-        ("a.safetensors", 0), ("sub/b.safetensors", 0),
+        ("a.safetensors", 0),
+        ("sub/b.safetensors", 0),
     ]
     assert (await get("/experiment/models/nope")).status == 404
     for name in ("a.webp", "sub/b.webp", "sub%2Fb.webp"):
@@ -247,9 +262,17 @@ async def test_system_stats_have_the_fields_the_page_needs(start: Start) -> None
     assert stats["system"]["ram_total"] == 5
     assert stats["devices"] == [{"name": "cpu", "type": "cpu"}]
     recorded = {
-        "os", "ram_total", "ram_free", "comfyui_version", "required_frontend_version",
-        "installed_templates_version", "required_templates_version", "python_version",
-        "pytorch_version", "embedded_python", "argv",
+        "os",
+        "ram_total",
+        "ram_free",
+        "comfyui_version",
+        "required_frontend_version",
+        "installed_templates_version",
+        "required_templates_version",
+        "python_version",
+        "pytorch_version",
+        "embedded_python",
+        "argv",
     }
     assert recorded <= set(stats["system"])
 

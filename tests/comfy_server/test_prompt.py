@@ -1,4 +1,5 @@
 """POST /prompt: what is accepted, and what each refusal says."""
+
 from __future__ import annotations
 
 import json
@@ -82,7 +83,9 @@ async def test_a_missing_prompt_has_the_recorded_answer(client: Client) -> None:
     status, error = await refusal(client, json={"client_id": "x"})
     assert status == 400
     assert error == {
-        "type": "no_prompt", "message": "No prompt provided", "details": "No prompt provided",
+        "type": "no_prompt",
+        "message": "No prompt provided",
+        "details": "No prompt provided",
         "extra_info": {},
     }
 

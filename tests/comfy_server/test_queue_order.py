@@ -1,4 +1,5 @@
 """Pausing, reordering, dry runs, and answers that wait for the result."""
+
 from __future__ import annotations
 
 import asyncio

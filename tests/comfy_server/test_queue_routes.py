@@ -1,4 +1,5 @@
 """Queue, history, jobs, interrupt and free, over the real queue."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -116,8 +117,11 @@ async def test_jobs_show_every_status(client: Client) -> None:
     queue_of().get(timeout=1)
     jobs = (await (await client.get("/api/jobs?sort_order=asc")).json())["jobs"]
     assert {job["id"]: job["status"] for job in jobs} == {
-        "done": "completed", "stopped": "cancelled", "failed": "failed",
-        "running": "in_progress", "waiting": "pending",
+        "done": "completed",
+        "stopped": "cancelled",
+        "failed": "failed",
+        "running": "in_progress",
+        "waiting": "pending",
     }
     done = next(job for job in jobs if job["id"] == "done")
     assert done["preview_output"]["filename"] == "x.png"

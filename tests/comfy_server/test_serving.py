@@ -1,4 +1,5 @@
 """Listening: several addresses, IPv6, TLS, warnings, and a clean end."""
+
 from __future__ import annotations
 
 import asyncio
@@ -67,7 +68,10 @@ async def test_a_taken_port_is_named_with_the_mend(options: ServerOptions) -> No
     [(("127.0.0.1",), False, False), (("0.0.0.0",), False, True), (("0.0.0.0",), True, False)],
 )
 async def test_an_exposed_server_warns_loudly(
-    options: ServerOptions, caplog: pytest.LogCaptureFixture, listen: tuple[str, ...], auth: bool,
+    options: ServerOptions,
+    caplog: pytest.LogCaptureFixture,
+    listen: tuple[str, ...],
+    auth: bool,
     warned: bool,
 ) -> None:
     server = make_server(replace(options, listen=listen, auth=auth))
@@ -85,8 +89,21 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     """A self-signed certificate and its key."""
     key, cert = folder / "key.pem", folder / "cert.pem"
     command = [
-        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout",
-        str(key), "-out", str(cert), "-subj", "/CN=localhost", "-addext",
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-keyout",
+        str(key),
+        "-out",
+        str(cert),
+        "-subj",
+        "/CN=localhost",
+        "-addext",
         "subjectAltName=DNS:localhost,IP:127.0.0.1",
     ]
     try:

@@ -1,4 +1,5 @@
 """The WebSocket: first frames, flags, who receives what, takeover, resume, slow readers."""
+
 from __future__ import annotations
 
 import asyncio
@@ -96,7 +97,8 @@ async def test_status_goes_to_all_and_events_to_their_owner(client: Client) -> N
         assert frame["data"]["status"]["exec_info"]["queue_remaining"] == 1
     publish(events.ExecutionStart("p", 5, "mine"))
     assert await receive(mine) == {
-        "type": "execution_start", "data": {"prompt_id": "p", "timestamp": 5},
+        "type": "execution_start",
+        "data": {"prompt_id": "p", "timestamp": 5},
     }
     assert await silent(other)
 
@@ -144,7 +146,10 @@ def picture(width: int = 32, height: int = 16) -> Image.Image:
 
 
 METADATA = {
-    "node_id": "3", "prompt_id": "p", "display_node_id": "3", "parent_node_id": None,
+    "node_id": "3",
+    "prompt_id": "p",
+    "display_node_id": "3",
+    "parent_node_id": None,
     "real_node_id": "3",
 }
 

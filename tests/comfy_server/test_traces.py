@@ -5,6 +5,7 @@ recorded before it has arrived. `TestSlow` takes a step only when the record say
 frame is due, so nothing depends on time. Frames are compared per socket, in order; `status` frames
 count as they race with the others.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -116,7 +117,8 @@ class Replay:
         for _ in range(500):
             if all(
                 len(plain(self.received[name])) >= len(plain(frames))
-                for name, frames in self.expected.items() if not self.sockets[name].closed
+                for name, frames in self.expected.items()
+                if not self.sockets[name].closed
             ):
                 return
             await asyncio.sleep(0.01)
@@ -188,7 +190,8 @@ def slow_step(frame: dict[str, Any]) -> tuple[str, Any] | None:
     if frame.get("type") != "progress_state":
         return None
     running = [
-        (data["prompt_id"], data["value"]) for data in frame["data"]["nodes"].values()
+        (data["prompt_id"], data["value"])
+        for data in frame["data"]["nodes"].values()
         if data["state"] == "running" and isinstance(data["value"], int) and data["value"] > 0
     ]
     return running[0] if running else None
@@ -196,9 +199,7 @@ def slow_step(frame: dict[str, Any]) -> tuple[str, Any] | None:
 
 def plain(frames: list[Any]) -> list[Any]:
     """The frames without those about the length of the queue."""
-    return [
-        frame for frame in frames if frame.get("type") != "status" or "sid" in frame["data"]
-    ]
+    return [frame for frame in frames if frame.get("type") != "status" or "sid" in frame["data"]]
 
 
 def kind_of(frame: dict[str, Any]) -> str:
@@ -230,7 +231,8 @@ def cut(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             break  # which of its two ready nodes starts is not fixed
         if "bin" in event:
             event["bin"] = {
-                key: value for key, value in event["bin"].items()
+                key: value
+                for key, value in event["bin"].items()
                 if key not in ("total_len", "metadata_len")
             }
         if event.get("path", "").startswith("/api/jobs"):
@@ -248,7 +250,8 @@ def cut(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 async def prepare(client: Client, events: list[dict[str, Any]]) -> None:
     """Makes the image that the recorded server still had from the record before."""
     cached = (
-        event["msg"]["data"]["nodes"] for event in events
+        event["msg"]["data"]["nodes"]
+        for event in events
         if event.get("msg", {}).get("type") == "execution_cached"
     )
     if not next(cached):
@@ -267,8 +270,10 @@ async def prepare(client: Client, events: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "02_prompt_success_and_cached_rerun", "03_legacy_preview_client",
-        "05_execution_error_expansion_blocker_async", "06_queue_interrupt_history_two_clients",
+        "02_prompt_success_and_cached_rerun",
+        "03_legacy_preview_client",
+        "05_execution_error_expansion_blocker_async",
+        "06_queue_interrupt_history_two_clients",
         "07_reconnect",
     ],
 )
@@ -287,9 +292,13 @@ async def test_a_recorded_exchange_comes_out_the_same(
         assert spec is not None
         return node_info(spec)
 
-    client = await start(services={
-        "validate": validate, "node_info": describe, "node_names": lambda: list(trace_nodes.NODES),
-    })
+    client = await start(
+        services={
+            "validate": validate,
+            "node_info": describe,
+            "node_names": lambda: list(trace_nodes.NODES),
+        }
+    )
     server, flag = PromptServer.instance, Flag()
     server.prompt_queue.interrupt_flag = flag
     worker = Worker(server.prompt_queue, PromptExecutor(REGISTRY, server, flag))

@@ -1,4 +1,5 @@
 """Users, settings and user data."""
+
 from __future__ import annotations
 
 import asyncio
@@ -108,22 +109,35 @@ async def test_listings_in_their_forms(client: Client, base: Path) -> None:
     assert [entry["path"] for entry in full] == ["a.json", "sub/b.json"]
     tree = await (await get("/v2/userdata?path=workflows")).json()
     assert [(entry["type"], entry["path"]) for entry in tree] == [
-        ("directory", "workflows/sub"), ("file", "workflows/.index.json"),
-        ("file", "workflows/a.json"), ("file", "workflows/sub/b.json"),
+        ("directory", "workflows/sub"),
+        ("file", "workflows/.index.json"),
+        ("file", "workflows/a.json"),
+        ("file", "workflows/sub/b.json"),
     ]
 
 
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("/userdata", 400), ("/userdata?dir=none", 404), ("/userdata?dir=..", 403),
-        ("/userdata?dir=/etc", 403), ("/userdata?dir=link", 403), ("/v2/userdata?path=..", 400),
-        ("/v2/userdata?path=none", 404), ("/v2/userdata?path=file.txt", 400),
-        ("/userdata/none.json", 404), ("/userdata/..%2Fother%2Fsecret", 403),
-        ("/userdata/%252e%252e%252fother%252fsecret", 403), ("/userdata/..%5Cother%5Csecret", 403),
-        ("/userdata/%2Fetc%2Fpasswd", 403), ("/userdata/link%2Fsecret", 403),
-        ("/userdata/a%00b", 400), ("/userdata/con", 400), ("/userdata/%20", 400),
-        ("/userdata/a/b.json", 404), ("/userdata/.", 404),
+        ("/userdata", 400),
+        ("/userdata?dir=none", 404),
+        ("/userdata?dir=..", 403),
+        ("/userdata?dir=/etc", 403),
+        ("/userdata?dir=link", 403),
+        ("/v2/userdata?path=..", 400),
+        ("/v2/userdata?path=none", 404),
+        ("/v2/userdata?path=file.txt", 400),
+        ("/userdata/none.json", 404),
+        ("/userdata/..%2Fother%2Fsecret", 403),
+        ("/userdata/%252e%252e%252fother%252fsecret", 403),
+        ("/userdata/..%5Cother%5Csecret", 403),
+        ("/userdata/%2Fetc%2Fpasswd", 403),
+        ("/userdata/link%2Fsecret", 403),
+        ("/userdata/a%00b", 400),
+        ("/userdata/con", 400),
+        ("/userdata/%20", 400),
+        ("/userdata/a/b.json", 404),
+        ("/userdata/.", 404),
     ],
 )
 async def test_user_data_stays_in_the_user_folder(
@@ -143,12 +157,16 @@ async def test_user_data_stays_in_the_user_folder(
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("POST", "/userdata/..%2Fother%2Fnew", 403), ("POST", "/userdata/%2Ftmp%2Fnew", 403),
-        ("POST", "/userdata/file.txt%2Fnew", 400), ("POST", "/userdata/folder", 400),
-        ("DELETE", "/userdata/..%2Fother%2Fsecret", 403), ("DELETE", "/userdata/folder", 404),
+        ("POST", "/userdata/..%2Fother%2Fnew", 403),
+        ("POST", "/userdata/%2Ftmp%2Fnew", 403),
+        ("POST", "/userdata/file.txt%2Fnew", 400),
+        ("POST", "/userdata/folder", 400),
+        ("DELETE", "/userdata/..%2Fother%2Fsecret", 403),
+        ("DELETE", "/userdata/folder", 404),
         ("POST", "/userdata/file.txt/move/..%2Fother%2Fnew", 403),
         ("POST", "/userdata/..%2Fother%2Fsecret/move/stolen", 403),
-        ("POST", "/userdata/none/move/x", 404), ("POST", "/userdata/file.txt/move/folder", 400),
+        ("POST", "/userdata/none/move/x", 404),
+        ("POST", "/userdata/file.txt/move/folder", 400),
         ("POST", "/userdata/file.txt/move/taken?overwrite=false", 409),
         ("POST", "/userdata/a/b.json", 405),
     ],

@@ -1,4 +1,5 @@
 """Torch-free stand-ins for the nodes of the recorded exchanges."""
+
 from __future__ import annotations
 
 import asyncio
@@ -62,7 +63,10 @@ class _Saver(_Node):
 
 
 class SaveImage(_Saver):
-    INPUTS = (("images", ("IMAGE",)), ("filename_prefix", ("STRING", {"default": "ComfyUI"})),)
+    INPUTS = (
+        ("images", ("IMAGE",)),
+        ("filename_prefix", ("STRING", {"default": "ComfyUI"})),
+    )
 
     def run(self, images: Any, filename_prefix: str) -> dict[str, Any]:
         return self.save(filename_prefix, "output")
@@ -88,7 +92,8 @@ class SaveImageWebsocket(_Node):
 class TestSlow(_Node):
     __test__ = False
     INPUTS = (
-        ("image", ("IMAGE",)), ("steps", ("INT", {"default": 3})),
+        ("image", ("IMAGE",)),
+        ("steps", ("INT", {"default": 3})),
         ("delay", ("FLOAT", {"default": 0.1})),
         ("preview", ("BOOLEAN", {"default": False})),
     )
@@ -112,7 +117,10 @@ class TestSlow(_Node):
 
 class TestRaise(_Node):
     __test__ = False
-    INPUTS = (("image", ("IMAGE",)), ("text", ("STRING",)),)
+    INPUTS = (
+        ("image", ("IMAGE",)),
+        ("text", ("STRING",)),
+    )
 
     def run(self, image: Any, text: str) -> tuple[Any]:
         raise ValueError(f"test failure {text}")
@@ -130,7 +138,10 @@ class TestExpand(_Node):
 
 class TestBlock(_Node):
     __test__ = False
-    INPUTS = (("image", ("IMAGE",)), ("msg", ("STRING",)),)
+    INPUTS = (
+        ("image", ("IMAGE",)),
+        ("msg", ("STRING",)),
+    )
 
     def run(self, image: Any, msg: str) -> tuple[Any]:
         return (ExecutionBlocker(msg),)
@@ -150,7 +161,10 @@ class TestV3(_Node):
     __test__ = False
     OUTPUT_NODE = True
     INPUTS = (
-        ("image", ("IMAGE",)), ("i", ("INT",)), ("s", ("STRING",)), ("b", ("BOOLEAN",)),
+        ("image", ("IMAGE",)),
+        ("i", ("INT",)),
+        ("s", ("STRING",)),
+        ("b", ("BOOLEAN",)),
         ("c", ("COMBO", {"options": ["x", "y"]})),
     )
 
@@ -161,7 +175,9 @@ class TestV3(_Node):
 class TestValidate(_Node):
     __test__ = False
     INPUTS = (
-        ("image", ("IMAGE",)), ("n", ("INT", {"default": 1})), ("mode", (["a", "b"],)),
+        ("image", ("IMAGE",)),
+        ("n", ("INT", {"default": 1})),
+        ("mode", (["a", "b"],)),
         ("flag", ("BOOLEAN",)),
     )
 
@@ -176,7 +192,17 @@ class TestValidate(_Node):
 NODES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        EmptyImage, ImageInvert, SaveImage, PreviewImage, SaveImageWebsocket, TestSlow, TestRaise,
-        TestExpand, TestBlock, TestAsync, TestV3, TestValidate,
+        EmptyImage,
+        ImageInvert,
+        SaveImage,
+        PreviewImage,
+        SaveImageWebsocket,
+        TestSlow,
+        TestRaise,
+        TestExpand,
+        TestBlock,
+        TestAsync,
+        TestV3,
+        TestValidate,
     )
 }
