@@ -1,4 +1,4 @@
-"""Walking folders, picking files by suffix or kind, naming new ones: helpers of `folder_paths`."""
+"""What `folder_paths` is made of: the categories, walking folders, picking and naming files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,55 @@ from typing import Literal
 logger = logging.getLogger(__name__)
 
 IGNORED_FOLDERS = frozenset({".git", "__pycache__"})
+
+# files with weights; a table that packs extend
+supported_pt_extensions: set[str] = {
+    ".ckpt",
+    ".pt",
+    ".pt2",
+    ".bin",
+    ".pth",
+    ".safetensors",
+    ".pkl",
+    ".sft",
+}
+
+# in the order of the listings
+CATEGORIES = (
+    "checkpoints",
+    "configs",
+    "loras",
+    "vae",
+    "text_encoders",
+    "diffusion_models",
+    "clip_vision",
+    "style_models",
+    "embeddings",
+    "diffusers",
+    "vae_approx",
+    "controlnet",
+    "gligen",
+    "upscale_models",
+    "latent_upscale_models",
+    "custom_nodes",
+    "hypernetworks",
+    "photomaker",
+    "classifiers",
+    "model_patches",
+    "audio_encoders",
+)
+# categories whose folders below `models` are not just the one of the same name
+SUBFOLDERS = {
+    "text_encoders": ("text_encoders", "clip"),
+    "diffusion_models": ("unet", "diffusion_models"),
+    "controlnet": ("controlnet", "t2i_adapter"),
+}
+SUFFIXES: dict[str, set[str]] = {
+    "configs": {".yaml"},
+    "diffusers": {"folder"},
+    "custom_nodes": set(),
+    "classifiers": {""},
+}
 
 # suffix without dot -> kind; packs extend it. These two are absent from some system tables.
 extension_mimetypes_cache: dict[str, str] = {"webp": "image", "fbx": "model"}

@@ -15,13 +15,15 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from file_listing import (  # noqa: F401  two of these are only public names here
-    extension_mimetypes_cache,
+from file_listing import (
+    CATEGORIES,
+    SUBFOLDERS,
+    SUFFIXES,
     fill_tokens,
-    filter_files_content_types,
     filter_files_extensions,
     highest_counter,
     recursive_search,
+    supported_pt_extensions,
 )
 
 logger = logging.getLogger(__name__)
@@ -29,28 +31,8 @@ logger = logging.getLogger(__name__)
 FolderEntry = tuple[list[str], set[str]]
 CachedListing = tuple[list[str], dict[str, float], float]
 
-supported_pt_extensions = set(".ckpt .pt .pt2 .bin .pth .safetensors .pkl .sft".split())
 SYSTEM_USER_PREFIX = "__"
 LEGACY_FOLDER_NAMES = {"unet": "diffusion_models", "clip": "text_encoders"}
-
-# in the order of the listings
-_CATEGORIES = (
-    "checkpoints configs loras vae text_encoders diffusion_models clip_vision style_models "
-    "embeddings diffusers vae_approx controlnet gligen upscale_models latent_upscale_models "
-    "custom_nodes hypernetworks photomaker classifiers model_patches audio_encoders"
-).split()
-# categories whose folders below `models` are not just the one of the same name
-_SUBFOLDERS = {
-    "text_encoders": ("text_encoders", "clip"),
-    "diffusion_models": ("unet", "diffusion_models"),
-    "controlnet": ("controlnet", "t2i_adapter"),
-}
-_SUFFIXES: dict[str, set[str]] = {
-    "configs": {".yaml"},
-    "diffusers": {"folder"},
-    "custom_nodes": set(),
-    "classifiers": {""},
-}
 
 base_path: str = os.path.dirname(os.path.abspath(__file__))
 models_dir: str = os.path.join(base_path, "models")
@@ -72,15 +54,15 @@ _scope: ContextVar[str | None] = ContextVar("scope", default=None)
 
 
 def _default_entry(name: str) -> FolderEntry:
-    suffixes = _SUFFIXES.get(name, supported_pt_extensions)
+    suffixes = SUFFIXES.get(name, supported_pt_extensions)
     if name == "custom_nodes":
         return [os.path.join(base_path, name)], suffixes
-    return [os.path.join(models_dir, sub) for sub in _SUBFOLDERS.get(name, (name,))], suffixes
+    return [os.path.join(models_dir, sub) for sub in SUBFOLDERS.get(name, (name,))], suffixes
 
 
 def _rebuild_default_entries(previous: dict[str, FolderEntry]) -> None:
     """Points the built-in categories at the current folders; keeps directories added by others."""
-    for name in _CATEGORIES:
+    for name in CATEGORIES:
         directories, suffixes = _default_entry(name)
         if name in folder_names_and_paths:
             known = {*previous[name][0], *directories}
@@ -97,7 +79,7 @@ _rebuild_default_entries({})
 def set_base_directory(path: str) -> None:
     """Moves every directory (models, custom_nodes, input, output, temp, user) below `path`."""
     global base_path, models_dir, output_directory, temp_directory, input_directory, user_directory
-    previous = {name: _default_entry(name) for name in _CATEGORIES}
+    previous = {name: _default_entry(name) for name in CATEGORIES}
     base_path = os.path.abspath(path)
     models_dir = os.path.join(base_path, "models")
     output_directory = os.path.join(base_path, "output")
@@ -110,7 +92,7 @@ def set_base_directory(path: str) -> None:
 def set_models_directory(path: str) -> None:
     """Moves the model folders below `path`."""
     global models_dir
-    previous = {name: _default_entry(name) for name in _CATEGORIES}
+    previous = {name: _default_entry(name) for name in CATEGORIES}
     models_dir = os.path.abspath(path)
     _rebuild_default_entries(previous)
 
