@@ -248,7 +248,7 @@ def _patcher(
 def load_lora_for_models(
     model: ModelPatcher | None,
     clip: CLIP | None,
-    lora_weights: StateDict,
+    lora: StateDict,
     strength_model: float,
     strength_clip: float,
     *,
@@ -258,7 +258,7 @@ def load_lora_for_models(
 
     Args:
         model, clip: What to change; either may be None and then stays None.
-        lora_weights: Tensors of the LoRA file.
+        lora: Tensors of the LoRA file.
         path: The file, for messages.
 
     Raises:
@@ -269,8 +269,8 @@ def load_lora_for_models(
         keys = model_lora_keys_unet(model.model, keys)
     if clip is not None:
         keys = model_lora_keys_clip(clip.cond_stage_model, keys)
-    patches = load_lora(convert_lora(lora_weights), keys)
-    require_match(patches, lora_weights, path or "the LoRA")
+    patches = load_lora(convert_lora(lora), keys)
+    require_match(patches, lora, path or "the LoRA")
     new_model = new_clip = None
     used: set[Any] = set()
     if model is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import folder_paths
 from comfy.devices import residency
+from comfy.saving import autoencoder_hints, text_hints
 from comfy.saving import save_checkpoint as write_checkpoint
 from comfy.weights.state_dict import save_torch_file
 from comfy_nodes.latent_files import header_text
@@ -339,7 +340,7 @@ class CLIPSave:
             part, inner = key.split(".", 1)
             if inner.startswith("transformer."):
                 parts.setdefault(part, {})[inner.removeprefix("transformer.")] = value
-        metadata = header_text(prompt, extra_pnginfo)
+        metadata = {**text_hints(clip), **(header_text(prompt, extra_pnginfo) or {})}
         for part, tensors in parts.items():
             suffix = f"_{part}" if len(parts) > 1 else ""
             path, _ = next_file(filename_prefix + suffix, self.output_dir)
@@ -377,7 +378,8 @@ class VAESave:
     ) -> dict[str, Any]:
         """The keys are those of an autoencoder file."""
         path, _ = next_file(filename_prefix, self.output_dir)
-        save_torch_file(vae.get_sd(), path, metadata=header_text(prompt, extra_pnginfo))
+        metadata = {**autoencoder_hints(vae), **(header_text(prompt, extra_pnginfo) or {})}
+        save_torch_file(vae.get_sd(), path, metadata=metadata)
         return {}
 
 

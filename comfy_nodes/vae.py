@@ -118,7 +118,7 @@ class VAEEncodeTiled:
         vae: Any,
         pixels: Tensor,
         tile_size: int,
-        overlap: int,
+        overlap: int = 64,
         temporal_size: int = 64,
         temporal_overlap: int = 8,
     ) -> tuple[Latent]:
