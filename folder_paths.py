@@ -15,11 +15,13 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from file_listing import (
+from file_listing import (  # noqa: F401  some of these are only public names here
     CATEGORIES,
     SUBFOLDERS,
     SUFFIXES,
+    extension_mimetypes_cache,
     fill_tokens,
+    filter_files_content_types,
     filter_files_extensions,
     highest_counter,
     recursive_search,
