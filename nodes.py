@@ -63,6 +63,7 @@ from comfy_nodes.lifecycle import (
 )
 from comfy_nodes.limits import MAX_RESOLUTION
 from comfy_nodes.loaders import (
+    CheckpointLoader,
     CheckpointLoaderSimple,
     CLIPLoader,
     DualCLIPLoader,

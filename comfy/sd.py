@@ -3,6 +3,7 @@
 
 from comfy import model_detection
 from comfy.families.family import ClipTarget
+from comfy.legacy_config import load_checkpoint
 from comfy.loading import (
     load_checkpoint_guess_config,
     load_diffusion_model,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import folder_paths
-from comfy import loading, text_loading
+from comfy import legacy_config, loading, text_loading
 from comfy.devices import placement
 from comfy.weights.state_dict import load_torch_file
 from comfy_nodes import vae_choices
@@ -41,6 +41,32 @@ class CheckpointLoaderSimple:
             path,
             output_vae=True,
             output_clip=True,
+            embedding_directory=folder_paths.get_folder_paths("embeddings"),
+        )[:3]
+
+
+class CheckpointLoader:
+    """Loads a checkpoint with a configuration file."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "config_name": (folder_paths.get_filename_list("configs"),),
+                "ckpt_name": (folder_paths.get_filename_list("checkpoints"),),
+            }
+        }
+
+    RETURN_TYPES = ("MODEL", "CLIP", "VAE")
+    FUNCTION = "load_checkpoint"
+    CATEGORY = "advanced/loaders"
+    DEPRECATED = True
+
+    def load_checkpoint(self, config_name: str, ckpt_name: str) -> Loaded:
+        """MODEL, CLIP and VAE, with prediction type and text layer as configured."""
+        return legacy_config.load_checkpoint(
+            folder_paths.get_full_path_or_raise("configs", config_name),
+            folder_paths.get_full_path_or_raise("checkpoints", ckpt_name),
             embedding_directory=folder_paths.get_folder_paths("embeddings"),
         )[:3]
 
@@ -281,6 +307,7 @@ CLIP_TYPES = (
 
 NODE_CLASS_MAPPINGS: dict[str, type] = {
     "CheckpointLoaderSimple": CheckpointLoaderSimple,
+    "CheckpointLoader": CheckpointLoader,
     "VAELoader": VAELoader,
     "LoraLoader": LoraLoader,
     "LoraLoaderModelOnly": LoraLoaderModelOnly,
@@ -291,6 +318,7 @@ NODE_CLASS_MAPPINGS: dict[str, type] = {
 
 NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {
     "CheckpointLoaderSimple": "Load Checkpoint",
+    "CheckpointLoader": "Load Checkpoint With Config (DEPRECATED)",
     "VAELoader": "Load VAE",
     "LoraLoader": "Load LoRA",
     "UNETLoader": "Load Diffusion Model",

@@ -13,10 +13,11 @@ from safetensors.torch import save_file
 import folder_paths
 import nodes
 from comfy import loading, progress
+from comfy.sampling.parameterisation import V_PREDICTION
 from comfy.weights import errors
 from tests.support import tiny_checkpoint
 
-FOLDERS = ("checkpoints", "loras", "vae", "vae_approx", "embeddings", "text_encoders")
+FOLDERS = ("checkpoints", "configs", "loras", "vae", "vae_approx", "embeddings", "text_encoders")
 LORA = "lora_unet_middle_block_1_transformer_blocks_0_attn1_to_q"
 
 
@@ -27,7 +28,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     patch = pytest.MonkeyPatch()
     for name in FOLDERS:
         (root / name).mkdir()
-        entry = ([str(root / name)], folder_paths.supported_pt_extensions)
+        suffixes = {".yaml"} if name == "configs" else folder_paths.supported_pt_extensions
+        entry = ([str(root / name)], suffixes)
         patch.setitem(folder_paths.folder_names_and_paths, name, entry)
     patch.setattr(progress, "PROGRESS_BAR_ENABLED", False)
     tiny_checkpoint.write(root / "checkpoints" / "tiny.safetensors")
@@ -139,6 +141,21 @@ def test_a_lora_file_is_read_once_per_node(loaded: Any, monkeypatch: pytest.Monk
     node.load_lora(model, clip, "fits.safetensors", 1.0, 1.0)
     monkeypatch.setattr("comfy_nodes.loaders.load_torch_file", None)
     node.load_lora(model, clip, "fits.safetensors", 0.5, 0.5)
+
+
+def test_a_configuration_adds_prediction_type_and_text_layer(models: Path, loaded: Any) -> None:
+    text = """
+model:
+  params:
+    parameterization: v
+    cond_stage_config: {params: {layer: hidden, layer_idx: -2}}
+"""
+    (models / "configs" / "v.yaml").write_text(text, encoding="utf-8")
+    model, clip, vae = nodes.CheckpointLoader().load_checkpoint("v.yaml", "tiny.safetensors")
+    sampling = model.get_model_object("model_sampling")
+    assert isinstance(sampling, V_PREDICTION)
+    assert clip.layer_idx == -2
+    assert vae is not None
 
 
 def test_an_absent_file_is_named_with_the_places_that_were_searched(models: Path) -> None:

@@ -22,6 +22,7 @@ ADDED = {"search_aliases", "api_node", "has_intermediate_output", "is_input_list
 # File lists depend on the machine: these inputs offer names of files first.
 FILE_LISTS = {
     "ckpt_name",
+    "config_name",
     "lora_name",
     "vae_name",
     "clip_name",
