@@ -17,7 +17,6 @@ import contextlib
 import logging
 import math
 import time
-import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -26,39 +25,15 @@ from typing import Any
 
 from aiohttp import WSCloseCode, web
 
-from comfy_server.frames import text_frame, wire_form, with_sequence
+from comfy_server.frames import text_frame, wire_form
 from comfy_server.outbox import Frame, LazyFrame, Outbox, Overflow, TextFrame
+from comfy_server.streams import Stream, Streams
 
 logger = logging.getLogger(__name__)
 
-KEPT_FRAMES = 4096
-KEPT_AFTER_CLOSE_S = 300.0
 MOST_CLAIMS = 100_000
 UNREAD_BYTES = 256 * 1024
 UNREAD_CHECK_S = 0.01
-
-
-@dataclass
-class Stream:
-    """The numbered text frames of one client id, kept for its return."""
-
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    sequence: int = 0
-    frames: deque[tuple[int, TextFrame]] = field(default_factory=lambda: deque(maxlen=KEPT_FRAMES))
-    closed_at: float | None = None
-
-    def number(self, frame: str) -> TextFrame:
-        """Gives the frame the next number and keeps it."""
-        self.sequence += 1
-        numbered = TextFrame(with_sequence(frame, self.sequence))
-        self.frames.append((self.sequence, numbered))
-        return numbered
-
-    def missed_since(self, last: int) -> list[TextFrame] | None:
-        """Frames after number `last`; None when some of them are no longer kept."""
-        if last > self.sequence or (self.frames and self.frames[0][0] > last + 1):
-            return None
-        return [frame for number, frame in self.frames if number > last]
 
 
 @dataclass(eq=False)
@@ -84,7 +59,7 @@ class Hub:
         self.clients: dict[str, Client] = {}
         self.sockets: dict[str, web.WebSocketResponse] = {}  # the view of it that packs read
         self.metadata: dict[str, dict[str, Any]] = {}
-        self._streams: dict[str, Stream] = {}
+        self._streams = Streams()
         self._owners: OrderedDict[str, str] = OrderedDict()  # client id -> user, with accounts
         self._loop = loop
         self._preview_interval_s = preview_interval_s
@@ -116,13 +91,11 @@ class Hub:
         """Registers a socket; a newer one takes over the id of an older."""
         sid = client.sid
         if resume is not None:
-            client.stream = self._streams.setdefault(sid, Stream())
-            client.stream.closed_at = None
+            client.stream = self._streams.open(sid)
         self.clients[sid] = client
         self.sockets[sid] = client.socket
         self.metadata[sid] = {"feature_flags": client.flags}
         client.writer = self._loop.create_task(self._write(client))
-        self._forget_old_streams()
 
     def claim(self, sid: str, user: str) -> bool:
         """Binds a client id to the first user who uses it; False if it is another's."""
@@ -139,7 +112,7 @@ class Hub:
         if self.clients.get(client.sid) is client:
             del self.clients[client.sid], self.sockets[client.sid], self.metadata[client.sid]
             if client.stream is not None:
-                client.stream.closed_at = time.monotonic()
+                self._streams.close(client.stream)
 
     def greet(self, client: Client, status: dict[str, Any], resume: str | None) -> None:
         """Sends the first frame, and before any other what a returning client has missed."""
@@ -160,15 +133,6 @@ class Hub:
         for frame in missed or ():
             self._put(client, frame)
 
-    def _forget_old_streams(self) -> None:
-        horizon = time.monotonic() - KEPT_AFTER_CLOSE_S
-        for sid in [
-            sid
-            for sid, stream in self._streams.items()
-            if stream.closed_at is not None and stream.closed_at < horizon
-        ]:
-            del self._streams[sid]
-
     # -- frames --------------------------------------------------------------------------------
 
     def send_text(self, kind: str, data: Any, sid: str | None = None) -> None:
@@ -185,11 +149,11 @@ class Hub:
             for client in self._receivers(None, user):
                 self._put_text(client, shared)
             return
-        found = self.clients.get(sid)
+        found, stream = self.clients.get(sid), self._streams.get(sid)
         if found is not None:
             self._put_text(found, TextFrame(frame))
-        elif sid in self._streams:
-            self._streams[sid].number(frame)
+        elif stream is not None:
+            stream.number(frame)
 
     def send_binary(
         self, frame: bytes | LazyFrame, sid: str | None, user: str | None = None
