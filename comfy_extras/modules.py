@@ -40,6 +40,7 @@ MODULES: tuple[str, ...] = (
     "nodes_attention_multiply",
     "nodes_torch_compile",
     "nodes_hooks",
+    "nodes_context_windows",
     "nodes_string",
     "nodes_primitive",
     "nodes_preview_any",

@@ -306,22 +306,24 @@ def calc_cond_batch(
         conds: Processed lists (see ``conditioning.process_conds``); None counts as empty.
         x_in: Noisy latent [B, C, ...].
         timestep: Sigma [B].
-        model_options: Options of the run; wrappers of kind "calc_cond_batch" run around this.
+        model_options: Options of the run; a `context_handler` divides a long latent into windows,
+            wrappers of kind "calc_cond_batch" run around each evaluation.
     Returns:
         One denoised latent per list; zeros where a list has nothing active.
     """
+    handler = model_options.get("context_handler")
+    arguments = (model, conds, x_in, timestep, model_options)
+    if handler is not None and handler.should_use_context(*arguments):
+        return handler.execute(_wrapped_calc_cond_batch, *arguments)
+    return _wrapped_calc_cond_batch(*arguments)
+
+
+def _wrapped_calc_cond_batch(
+    model: Any, conds: Sequence[Any], x_in: Tensor, timestep: Tensor, model_options: dict[str, Any]
+) -> list[Tensor]:
     options = model_options.get("transformer_options", {})
-    return run_wrapped(
-        _calc_cond_batch,
-        None,
-        "calc_cond_batch",
-        options,
-        model,
-        conds,
-        x_in,
-        timestep,
-        model_options,
-    )
+    arguments = (model, conds, x_in, timestep, model_options)
+    return run_wrapped(_calc_cond_batch, None, "calc_cond_batch", options, *arguments)
 
 
 def _calc_cond_batch(

@@ -1,0 +1,162 @@
+"""Windows over long latents: coverage, weights, and agreement with whole evaluations."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import comfy.context_windows
+from comfy.sampling import context_windows, noise, run, samplers, window_schedules
+from comfy.sampling.window_schedules import CONTEXT_MAPPING, FUSE_MAPPING
+from tests.comfy.sampling.support import (
+    NEGATIVE,
+    POSITIVE,
+    ClosedFormModel,
+    conditioning,
+    context,
+    patcher,
+)
+
+
+def handler_of(schedule: str, fuse: str = "flat", **options: Any) -> Any:
+    return context_windows.IndexListContextHandler(
+        window_schedules.get_matching_context_schedule(schedule),
+        window_schedules.get_matching_fuse_method(fuse),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("schedule", CONTEXT_MAPPING)
+@pytest.mark.parametrize(("length", "overlap"), [(4, 0), (4, 2), (7, 3)])
+@pytest.mark.parametrize("frames", [3, 4, 9, 16, 33])
+@pytest.mark.parametrize("step", [0, 1, 5])
+def test_windows_cover_every_frame(
+    schedule: str, length: int, overlap: int, frames: int, step: int
+) -> None:
+    handler = handler_of(schedule, context_length=length, context_overlap=overlap, closed_loop=True)
+    handler._step = step
+    windows = handler.context_schedule.func(frames, handler, {})
+    assert {frame for window in windows for frame in window} == set(range(frames))
+    assert all(len(window) <= max(length, 1) or schedule == "batched" for window in windows)
+    if schedule == "standard_uniform":
+        assert all(window == sorted(window) for window in windows)
+
+
+def test_static_windows_end_with_the_frames() -> None:
+    handler = handler_of("standard_static", context_length=4, context_overlap=1)
+    made = handler.context_schedule.func(9, handler, {})
+    assert made == [[0, 1, 2, 3], [3, 4, 5, 6], [5, 6, 7, 8]]
+
+
+def test_looped_windows_move_from_step_to_step() -> None:
+    handler = handler_of("looped_uniform", context_length=4, context_overlap=1, closed_loop=True)
+    seen = []
+    for step in range(3):
+        handler._step = step
+        seen.append(handler.context_schedule.func(8, handler, {}))
+    assert seen[0] != seen[1]
+    assert [window_schedules.ordered_halving(step) for step in range(4)] == [0, 0.5, 0.25, 0.75]
+
+
+def test_weights() -> None:
+    assert window_schedules.pyramid_weights(5) == [1, 2, 3, 2, 1]
+    assert window_schedules.pyramid_weights(4) == [1, 2, 2, 1]
+    facts = {"full_length": 10, "context_overlap": 2}
+    first = window_schedules.overlap_weights(4, idxs=[0, 1, 2, 3], **facts)
+    middle = window_schedules.overlap_weights(4, idxs=[3, 4, 5, 6], **facts)
+    assert first == pytest.approx([1, 1, 1, 0])
+    assert middle == pytest.approx([0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("fuse", FUSE_MAPPING)
+@pytest.mark.parametrize("schedule", CONTEXT_MAPPING)
+@pytest.mark.parametrize(("dim", "shape"), [(0, (9, 4, 4, 4)), (2, (1, 4, 9, 3, 3))])
+def test_windows_give_what_the_whole_would_where_frames_do_not_interact(
+    schedule: str, fuse: str, dim: int, shape: tuple[int, ...]
+) -> None:
+    latent = torch.zeros(shape)
+    options = {"context_length": 4, "context_overlap": 2, "dim": dim, "closed_loop": True}
+    made = []
+    for handler in (None, handler_of(schedule, fuse, **options)):
+        model = patcher(ClosedFormModel())
+        if handler is not None:
+            model.model_options["context_handler"] = handler
+            context_windows.create_prepare_sampling_wrapper(model)
+        made.append(
+            run.sample(
+                model, noise.prepare_noise(latent, 1), 3, 2.0, "euler", "normal",
+                conditioning(POSITIVE), conditioning(NEGATIVE), latent, disable_pbar=True, seed=1,
+            )
+        )  # fmt: skip
+    torch.testing.assert_close(made[1], made[0], rtol=1e-4, atol=1e-4)
+
+
+def test_conditioning_with_a_frame_for_each_is_cut() -> None:
+    handler = handler_of("standard_static", context_length=4)
+    window = context_windows.IndexListContextWindow([2, 3, 4, 5], 0, 9)
+    contexts = torch.arange(9.0).reshape(9, 1, 1).expand(9, 2, 3)
+    from comfy.conds import CONDCrossAttn
+
+    entry = {
+        "cross_attn": contexts, "strength": 0.5, "mask": torch.ones(3, 4, 4),
+        "model_conds": {"c_crossattn": CONDCrossAttn(contexts), "y": CONDCrossAttn(context([1.0]))},
+    }  # fmt: skip
+    x = torch.zeros(9, 4, 4, 4)
+    (made,) = handler.get_resized_cond([entry], x, window)
+    assert made["cross_attn"][:, 0, 0].tolist() == [2, 3, 4, 5]
+    assert made["model_conds"]["c_crossattn"].cond[:, 0, 0].tolist() == [2, 3, 4, 5]
+    assert made["model_conds"]["y"] is entry["model_conds"]["y"]
+    assert made["mask"] is entry["mask"]
+    assert entry["cross_attn"].shape[0] == 9
+
+
+def test_control_hints_are_cut_along_the_chain() -> None:
+    def control(previous: Any = None) -> Any:
+        made = SimpleNamespace(
+            cond_hint_original=torch.arange(9.0).reshape(9, 1, 1, 1), previous_controlnet=previous
+        )
+        made.copy = lambda: SimpleNamespace(**vars(made))
+        return made
+
+    handler = handler_of("standard_static", context_length=2)
+    window = context_windows.IndexListContextWindow([7, 8], 0, 9)
+    cut = handler.prepare_control_objects(control(control()), torch.zeros(9, 4, 4, 4), window)
+    assert cut.cond_hint_original.flatten().tolist() == [7, 8]
+    assert cut.previous_controlnet.cond_hint_original.flatten().tolist() == [7, 8]
+
+
+def test_free_noise_repeats_the_first_window_shuffled() -> None:
+    start = torch.randn(12, 1, generator=torch.Generator().manual_seed(0))
+    made = context_windows.apply_freenoise(start, 0, 4, 1, seed=5)
+    assert torch.equal(made[:4], start[:4])
+    assert set(made.flatten().tolist()) <= set(start[:4].flatten().tolist())
+    assert sorted(made[4:7].flatten().tolist()) == sorted(start[:3].flatten().tolist())
+    assert torch.equal(made, context_windows.apply_freenoise(start, 0, 4, 1, seed=5))
+
+
+def test_free_noise_is_used_in_a_run() -> None:
+    model = patcher(ClosedFormModel())
+    model.model_options["context_handler"] = handler_of(
+        "standard_static", context_length=2, freenoise=True
+    )
+    context_windows.create_sampler_sample_wrapper(model)
+    latent = torch.zeros(4, 4, 2, 2)
+    seen: list[Tensor] = []
+    run.sample_custom(
+        model, noise.prepare_noise(latent, 1), 1.0, samplers.ksampler("euler"),
+        torch.tensor([10.0, 0.0]), conditioning(POSITIVE), conditioning(NEGATIVE), latent,
+        disable_pbar=True, seed=1, callback=lambda i, x0, x, total: seen.append(x),
+    )  # fmt: skip
+    rows = {tuple(row.tolist()) for row in seen[0].flatten(1)}
+    assert len(rows) == 2
+
+
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown context schedule 'x'; known: looped_uniform"):
+        comfy.context_windows.get_matching_context_schedule("x")
+    with pytest.raises(ValueError, match="unknown fuse method 'x'; known: flat"):
+        comfy.context_windows.get_matching_fuse_method("x")
