@@ -163,8 +163,8 @@ class BaseModel(nn.Module):
             made["y"] = conds.CONDRegular(adm)
         if kwargs.get("cross_attn") is not None:
             made["c_crossattn"] = conds.CONDCrossAttn(kwargs["cross_attn"])
-        if kwargs.get("cross_attn_cnet") is not None:
-            made["crossattn_controlnet"] = conds.CONDCrossAttn(kwargs["cross_attn_cnet"])
+        if kwargs.get("cross_attn_controlnet") is not None:
+            made["crossattn_controlnet"] = conds.CONDCrossAttn(kwargs["cross_attn_controlnet"])
         return made
 
     def extra_conds_shapes(self, **kwargs: Any) -> dict[str, list[int]]:
