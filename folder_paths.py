@@ -295,9 +295,10 @@ def _is_current(folder_name: str, listing: CachedListing) -> bool:
     )
 
 
-def lists_are_current() -> bool:
-    """Whether no directory of a category that was listed has changed since."""
-    return all(_is_current(*cached) for cached in list(filename_list_cache.items()))
+def listing_stamp() -> tuple[object, ...]:
+    """Differs from an earlier one when a category was listed anew, or has changed since."""
+    cached = list(filename_list_cache.items())
+    return tuple((name, row[2], _is_current(name, row)) for name, row in cached)
 
 
 def _list_category(folder_name: str) -> CachedListing:

@@ -18,6 +18,7 @@ from aiohttp import web
 from comfy_server.gate import is_loopback
 from comfy_server.options import ServerOptions
 from comfy_server.prompt_server import PromptServer
+from comfy_server.routes import object_info
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +166,7 @@ async def running(server: PromptServer) -> AsyncIterator[list[Listener]]:
             await web.SockSite(runner, bound, ssl_context=tls, backlog=BACKLOG).start()
         listeners = [_describe(bound, "https" if tls else "http") for bound in sockets]
         server.address, server.port = listeners[0].address, listeners[0].port
+        server.loop.call_later(object_info.REFRESH_AFTER_S, object_info.warm, server.app)
         yield listeners
     finally:
         await runner.cleanup()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
+import math
 import os
 import time
 import zlib
@@ -21,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 routes = web.RouteTableDef()
 
-KEPT_S = 30.0
+KEPT_S, FRESH_S = 600.0, 30.0
+REFRESH_AFTER_S = 0.1
 GZIP_LEVEL = 4  # a page load waits for this: speed before size
 GZIP_WINDOW = 31  # zlib's number for "gzip header and trailer"
 
@@ -52,7 +55,7 @@ def _stamp(services: Services) -> tuple[object, ...]:
     """Changes when nodes come or go, or when a file is added to a model or the input folder."""
     folder = folder_paths.get_input_directory()
     changed = os.stat(folder).st_mtime_ns if os.path.isdir(folder) else 0
-    return tuple(services.node_names()), changed, folder_paths.lists_are_current()
+    return tuple(services.node_names()), changed, folder_paths.listing_stamp()
 
 
 def _encode(services: Services) -> Listing:
@@ -73,16 +76,24 @@ def _listing(request: web.Request) -> Listing:
     """The listing, encoded anew when something changed or the client wants nothing kept.
 
     The editor asks for a fresh one each time ("no-cache"), because options of packs' nodes may
-    depend on anything.
+    depend on anything. Others get one that is at most `KEPT_S` old; after `FRESH_S` the next one is
+    made once they are answered.
     """
     services, kept = request.app[SERVICES], request.app[LISTINGS]
     folder = folder_paths.get_input_directory()  # with accounts, each user's own
     known = kept.get(folder)
-    is_fresh = known is not None and time.monotonic() - known.made_at < KEPT_S
+    age_s = time.monotonic() - known.made_at if known is not None else math.inf
     wants_fresh = "no-cache" in request.headers.get("Cache-Control", "")
-    if known is None or not is_fresh or wants_fresh or known.stamp != _stamp(services):
+    if known is None or age_s > KEPT_S or wants_fresh or known.stamp != _stamp(services):
         known = kept[folder] = _encode(services)
+    elif age_s > FRESH_S:
+        asyncio.get_running_loop().call_later(REFRESH_AFTER_S, warm, request.app)
     return known
+
+
+def warm(app: web.Application) -> None:
+    """Makes the listing, so that the next who asks need not wait for it."""
+    app[LISTINGS][folder_paths.get_input_directory()] = _encode(app[SERVICES])
 
 
 @routes.get("/object_info")

@@ -306,3 +306,33 @@ async def test_internal_files_are_newest_first_without_hidden_ones(
     answer = await client.get("/internal/files/models")
     assert answer.status == 400
     assert (await answer.json())["error"]
+
+
+async def test_the_node_list_is_kept_until_a_file_comes_or_a_fresh_one_is_wanted(
+    start: Start, base: Path
+) -> None:
+    import folder_paths
+
+    made: list[str] = []
+
+    def describe(name: str) -> dict[str, Any]:
+        made.append(name)
+        return {"name": name, "models": folder_paths.get_filename_list("vae")}
+
+    client = await start(services={"node_info": describe})
+
+    async def names(**headers: str) -> int:
+        made.clear()
+        await (await client.get("/object_info", headers=headers)).read()
+        return len(made)
+
+    assert await names() == len(NODES)
+    assert await names() == 0
+    assert await names(**{"Cache-Control": "no-cache"}) == len(NODES)
+    put(base / "models/vae/new.safetensors")
+    await client.get("/models/vae")  # somebody else has looked meanwhile
+    assert await names() == len(NODES)
+    listed = await (await client.get("/object_info")).json()
+    assert listed["EmptyImage"]["models"] == ["new.safetensors"]
+    put(base / "input/new.png")
+    assert await names() == len(NODES)
