@@ -84,6 +84,10 @@ class Gate:
             return None
         if not is_loopback(host) and any(name in headers for name in _FORWARDED):
             return None  # a proxy may rename the host; it answers for what it lets through
+        if origin == "null":
+            return (
+                "a local file or a sandboxed frame may not use this server; open the editor itself"
+            )
         return (
             f"a page of {origin} may not use this server ({host}); open the editor under one "
             f"name, or start the server with --enable-cors-header {origin}"
