@@ -209,13 +209,20 @@ def load_diffusion_model_state_dict(
     """As `load_diffusion_model`, from tensors; None for an unknown family.
 
     Args:
-        sd: Tensors by key, with or without a checkpoint's prefix. Emptied of what is used.
+        sd: Tensors by key, with or without a checkpoint's prefix, or under the names of the
+            diffusers library. Emptied of what is used.
     """
     prefix = detection.unet_prefix_from_state_dict(sd)
     if not any(key.startswith(prefix) for key in sd):
         prefix = ""
     family = detection.model_config_from_unet(sd, prefix, metadata=metadata)
-    return None if family is None else _patcher(family, sd, prefix, model_options or {})
+    if family is None:
+        converted = detection.from_diffusers(sd, metadata)
+        if converted is None:
+            return None
+        family, sd = converted
+        prefix = ""
+    return _patcher(family, sd, prefix, model_options or {})
 
 
 def _patcher(

@@ -5,6 +5,7 @@ from comfy.families.detection import (
     detect_unet_config,
     model_config_from_unet,
     model_config_from_unet_config,
+    unet_config_from_diffusers_unet,
     unet_prefix_from_state_dict,
 )
 from comfy.families.unet_layout import count_blocks

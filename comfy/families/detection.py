@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from comfy.families import MODEL_FAMILIES
-from comfy.families.family import ModelFamily
+from comfy.families import MODEL_FAMILIES, diffusers_layout
+from comfy.families.family import ModelFamily, StateDict
 from comfy.weights.header_hints import read_hints
 
 # Where checkpoints keep the diffusion network, and how many keys must be there to believe it.
@@ -81,6 +82,30 @@ def model_config_from_unet(
         return ModelFamily(config) if use_base_if_no_match else None
     apply_hints(family, read_hints(metadata, "unet_config"))
     return family
+
+
+def unet_config_from_diffusers_unet(
+    state_dict: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> dict[str, Any] | None:
+    """Configuration of a UNet under the names of the diffusers library; None for another file."""
+    config = diffusers_layout.read_config(state_dict)
+    return config if config is None else {**config, "dtype": dtype}
+
+
+def from_diffusers(
+    state_dict: StateDict, metadata: Mapping[str, str] | None = None
+) -> tuple[ModelFamily, StateDict] | None:
+    """Family and weights, under their usual names, of a UNet file of the diffusers library.
+
+    Returns:
+        None for a file in another layout or of no known family.
+    """
+    config = diffusers_layout.read_config(state_dict)
+    family = None if config is None else model_config_from_unet_config(config)
+    if config is None or family is None:
+        return None
+    apply_hints(family, read_hints(metadata, "unet_config"))
+    return family, diffusers_layout.to_native(state_dict, config)
 
 
 def apply_hints(family: ModelFamily, hints: Mapping[str, int]) -> None:

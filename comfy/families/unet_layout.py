@@ -24,6 +24,8 @@ CONSTANTS: dict[str, Any] = {
     "legacy": False,
 }
 
+NO_TEMPORAL_LAYERS = {"use_temporal_resblock": False, "use_temporal_attention": False}
+
 # Video networks add temporal layers to the same blocks; these values go with them.
 TEMPORAL_CONSTANTS: dict[str, Any] = {
     "extra_ff_mix_layer": True,
@@ -142,14 +144,12 @@ class _UnetKeys:
             return {
                 "context_dim": None,
                 "use_linear_in_transformer": False,
-                "use_temporal_resblock": False,
-                "use_temporal_attention": False,
+                **NO_TEMPORAL_LAYERS,
             }
         found: dict[str, Any] = {
             "context_dim": self.shape(f"{at}transformer_blocks.0.attn2.to_k.weight")[1],
             "use_linear_in_transformer": len(self.shape(f"{at}proj_in.weight")) == 2,
-            "use_temporal_resblock": False,
-            "use_temporal_attention": False,
+            **NO_TEMPORAL_LAYERS,
         }
         temporal = (f"{at}time_stack.0.", f"{at}time_mix_blocks.0.")
         if any(self.has(f"{layer}attn1.to_q.weight") for layer in temporal):
