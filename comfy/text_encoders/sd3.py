@@ -1,0 +1,176 @@
+"""Text encoding of Stable Diffusion 3: CLIP ViT-L and bigG side by side, T5-XXL behind them; any
+may be absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comfy.devices import placement
+from comfy.text_encoders.encoder import Chunk, SDClipModel
+from comfy.text_encoders.sdxl import SDXLClipG, SDXLClipGTokenizer
+from comfy.text_encoders.t5_encoder import T5XXLModel, T5XXLTokenizer
+from comfy.text_encoders.tokenizer import SDTokenizer
+
+WIDTH = 4096  # of a T5 token, to which those of CLIP are padded with zeros
+L_WIDTH, G_WIDTH = 768, 1280
+PARTS = ("clip_l", "clip_g", "t5xxl")
+
+
+class SD3Tokenizer:
+    """Tokens of all three encoders, under the names "g", "l" and "t5xxl"."""
+
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        given = {"embedding_directory": embedding_directory, "tokenizer_data": tokenizer_data or {}}
+        kind = given["tokenizer_data"].get("clip_l_tokenizer_class", SDTokenizer)
+        self.clip_l = kind(**given)
+        self.clip_g = SDXLClipGTokenizer(**given)
+        self.t5xxl = T5XXLTokenizer(**given)
+
+    def tokenize_with_weights(
+        self, text: str, return_word_ids: bool = False, **kwargs: Any
+    ) -> dict[str, list[list[tuple]]]:
+        """Chunks of weighted tokens by encoder name."""
+        encoders = {"g": self.clip_g, "l": self.clip_l, "t5xxl": self.t5xxl}
+        return {
+            name: one.tokenize_with_weights(text, return_word_ids, **kwargs)
+            for name, one in encoders.items()
+        }
+
+    def untokenize(self, token_weight_pair: Sequence[tuple]) -> list[tuple[tuple, str]]:
+        """Each weighted token with its word piece."""
+        return self.clip_g.untokenize(token_weight_pair)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing has to be saved with these encoders."""
+        return {}
+
+
+class SD3ClipModel(nn.Module):
+    """The three encoders; an absent one counts as zeros."""
+
+    def __init__(
+        self,
+        clip_l: bool = True,
+        clip_g: bool = True,
+        t5: bool = True,
+        dtype_t5: torch.dtype | None = None,
+        t5_attention_mask: bool = False,
+        device: Any = "cpu",
+        dtype: torch.dtype | None = None,
+        model_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        options = dict(model_options or {})
+        self.dtypes: set[torch.dtype] = {dtype} if dtype is not None else set()
+        self.clip_l: SDClipModel | None = None
+        self.clip_g: SDXLClipG | None = None
+        self.t5xxl: T5XXLModel | None = None
+        if clip_l:
+            self.clip_l = options.get("clip_l_class", SDClipModel)(
+                layer="hidden",
+                layer_idx=-2,
+                device=device,
+                dtype=dtype,
+                layer_norm_hidden_state=False,
+                return_projected_pooled=False,
+                model_options={**options, "model_name": "clip_l"},
+            )
+        if clip_g:
+            self.clip_g = SDXLClipG(device=device, dtype=dtype, model_options=options)
+        if t5:
+            t5_dtype = dtype_t5 or dtype
+            self.t5_attention_mask = t5_attention_mask
+            self.t5xxl = T5XXLModel(
+                device=device,
+                dtype=t5_dtype,
+                attention_mask=t5_attention_mask,
+                model_options=options,
+            )
+
+    def _encoders(self) -> list[Any]:
+        return [one for one in (getattr(self, part) for part in PARTS) if one is not None]
+
+    def set_clip_options(self, options: Mapping[str, Any]) -> None:
+        """See SDClipModel; for all. T5 always gives its last layer."""
+        for encoder in self._encoders():
+            kept = options
+            if encoder is self.t5xxl:
+                kept = {name: value for name, value in options.items() if name != "layer"}
+            encoder.set_clip_options(kept)
+
+    def reset_clip_options(self) -> None:
+        """See SDClipModel; for all."""
+        for encoder in self._encoders():
+            encoder.reset_clip_options()
+
+    def encode_token_weights(
+        self, token_weight_pairs: Mapping[str, Sequence[Chunk]]
+    ) -> tuple[Any, ...]:
+        """Conditioning ``[1, L, 4096]``, pooled ``[1, Dl + Dg]`` and T5's attention mask if
+        wanted."""
+        resting = placement.intermediate_device()
+        states, pooled = self._encode_clip(token_weight_pairs, resting)
+        parts, extra = [] if states is None else [states], {}
+        if self.t5xxl is not None:
+            t5_states, _, *told = self.t5xxl.encode_token_weights(token_weight_pairs["t5xxl"])
+            parts.append(t5_states)
+            extra = told[0] if told else {}
+        if not parts:
+            parts.append(torch.zeros(1, 77, WIDTH, device=resting))
+        cond = torch.cat(parts, dim=-2)
+        return (cond, pooled, extra) if extra else (cond, pooled)
+
+    def _encode_clip(
+        self, pairs: Mapping[str, Sequence[Chunk]], resting: torch.device
+    ) -> tuple[Tensor | None, Tensor]:
+        """States of the CLIP encoders side by side, padded to T5's width, and both pooled
+        states."""
+        l_pooled = torch.zeros(1, L_WIDTH, device=resting)
+        g_pooled = torch.zeros(1, G_WIDTH, device=resting)
+        states = l_states = g_states = None
+        if self.clip_l is not None:
+            l_states, l_pooled = self.clip_l.encode_token_weights(pairs["l"])[:2]
+            states = l_states
+        if self.clip_g is not None:
+            g_states, g_pooled = self.clip_g.encode_token_weights(pairs["g"])[:2]
+            if l_states is None:
+                states = nn.functional.pad(g_states, (L_WIDTH, 0))
+            else:
+                length = min(l_states.shape[1], g_states.shape[1])
+                states = torch.cat([l_states[:, :length], g_states[:, :length]], dim=-1)
+        if states is not None:
+            states = nn.functional.pad(states, (0, WIDTH - states.shape[-1]))
+        return states, torch.cat([l_pooled, g_pooled], dim=-1)
+
+    def load_sd(self, sd: Mapping[str, Tensor]) -> Any:
+        """Load the weights of one encoder, known by its keys."""
+        if "text_model.encoder.layers.30.mlp.fc1.weight" in sd:
+            return self.clip_g.load_sd(sd)
+        if "text_model.encoder.layers.1.mlp.fc1.weight" in sd:
+            return self.clip_l.load_sd(sd)
+        return self.t5xxl.load_sd(sd)
+
+
+def sd3_clip(
+    clip_l: bool = True,
+    clip_g: bool = True,
+    t5: bool = True,
+    dtype_t5: torch.dtype | None = None,
+    t5_attention_mask: bool = False,
+) -> Callable[..., SD3ClipModel]:
+    """A maker of the encoders that are there, with the arguments all encoder classes take."""
+
+    def make(
+        device: Any = "cpu", dtype: Any = None, model_options: Mapping[str, Any] | None = None
+    ) -> SD3ClipModel:
+        return SD3ClipModel(
+            clip_l, clip_g, t5, dtype_t5, t5_attention_mask, device, dtype, model_options
+        )
+
+    return make

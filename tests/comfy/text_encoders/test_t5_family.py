@@ -1,0 +1,77 @@
+"""Encodings with T5 (Flux) and of SD3's CLIP pair against recorded ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from comfy.text_encoders.flux import FluxClipModel
+from comfy.text_encoders.sd3 import SD3ClipModel
+from comfy.text_encoders.sdxl import SDXLTokenizer
+from comfy.text_encoders.t5_encoder import T5XXLTokenizer
+from tests.support.golden_nets import GoldenNet, assert_close_to_golden, read_golden_net
+
+
+def prompts(net: GoldenNet) -> list[str]:
+    return json.loads(re.search(r"\{.*\}", net.note)[0])["prompts"]
+
+
+def unpack(chunk: dict[str, Any]) -> list[tuple[int, float]]:
+    token, times = chunk.get("then_repeat") or (None, 0)
+    return [(number, weight) for number, weight, _ in chunk["tokens"] + [token] * times]
+
+
+@torch.inference_mode()
+def test_flux_agrees_with_the_reference(golden_folder: Path, golden_json) -> None:
+    net = read_golden_net(golden_folder / "text_encoders/flux_l_t5.safetensors")
+    model = FluxClipModel(dtype=torch.float32, model_options=net.constructor)
+    model.load_state_dict(net.weights)
+    recorded = golden_json("prompt_tokens.json")["tokenizers"]["Flux (l,t5xxl)"]
+    compared = 0
+    for number, text in enumerate(prompts(net)):
+        if text not in recorded:  # its T5 tokens were not recorded
+            continue
+        tokens = {name: [unpack(c) for c in chunks] for name, chunks in recorded[text].items()}
+        cond, pooled = model.encode_token_weights(tokens)
+        expected = f"skipNone/prompt{number}"
+        # T5's scores are not scaled down, so attention's rounding (1e-6) shows more than elsewhere.
+        assert_close_to_golden(cond, net.outputs[f"{expected}/cond"], tolerance=5e-5)
+        assert_close_to_golden(pooled, net.outputs[f"{expected}/pooled_output"])
+        compared += 1
+    assert compared >= 2
+
+
+@torch.inference_mode()
+def test_sd3_without_t5_agrees_with_the_reference(golden_folder: Path, tmp_path: Path) -> None:
+    net = read_golden_net(golden_folder / "text_encoders/sd3_l_g.safetensors")
+    save_file({"emb_params": net.inputs["embedding_tiny32"]}, tmp_path / "tiny32.safetensors")
+    model = SD3ClipModel(t5=False, dtype=torch.float32, model_options=net.constructor)
+    model.load_state_dict(net.weights)
+    words = SDXLTokenizer(embedding_directory=str(tmp_path))
+    for number, text in enumerate(prompts(net)):
+        cond, pooled = model.encode_token_weights(words.tokenize_with_weights(text))
+        assert cond.shape[-1] == 4096
+        assert not cond[..., 72:].any()
+        assert_close_to_golden(cond[..., :72], net.outputs[f"skipNone/prompt{number}/cond"])
+        assert_close_to_golden(pooled, net.outputs[f"skipNone/prompt{number}/pooled_output"])
+
+
+def test_t5_tokens_come_from_a_file_and_fill_up_to_the_least_length(tmp_path: Path) -> None:
+    pieces = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "a": 5, "cat": 6}, "<pad>"))
+    pieces.pre_tokenizer = pre_tokenizers.Whitespace()
+    pieces.save(str(tmp_path / "tokenizer.json"))
+    words = T5XXLTokenizer(tokenizer_data={"t5_tokenizer": str(tmp_path)}, min_length=6)
+    [chunk] = words.tokenize_with_weights("a (cat:1.3)")
+    assert chunk == [(5, 1.0), (6, 1.3), (1, 1.0), (0, 1.0), (0, 1.0), (0, 1.0)]
+
+
+def test_missing_t5_pieces_are_explained() -> None:
+    with pytest.raises(FileNotFoundError, match=r"T5.*tokenizer\.json"):
+        T5XXLTokenizer()
