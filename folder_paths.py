@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from file_listing import (  # noqa: F401  some of these are only public names here
+from utils.file_listing import (  # noqa: F401  some of these are only public names here
     CATEGORIES,
     SUBFOLDERS,
     SUFFIXES,

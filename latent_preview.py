@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from comfy.taesd.taesd import TAESD
 from PIL import Image
 from torch import Tensor
 
 import folder_paths
 from comfy import progress
 from comfy.cli_args import LatentPreviewMethod, args
+from comfy.taesd.taesd import TAESD
 
 logger = logging.getLogger(__name__)
 

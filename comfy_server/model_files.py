@@ -14,7 +14,7 @@ from typing import Any
 import folder_paths
 from comfy_server.images import ImageRefused, thumbnail_webp
 from comfy_server.paths import check_name
-from file_listing import filter_files_extensions, recursive_search
+from utils.file_listing import filter_files_extensions, recursive_search
 
 MAX_HEADER_BYTES = 1024 * 1024
 PREVIEW_SUFFIXES = (".webp", ".png", ".jpg", ".jpeg", ".gif", ".bmp", ".avif")

@@ -40,8 +40,10 @@ def touch(path: Path, text: str = "x") -> Path:
 
 def test_importing_creates_no_folder(tmp_path: Path) -> None:
     code = "import os, folder_paths; print(os.path.exists(folder_paths.output_directory))"
-    for name in ("folder_paths.py", "file_listing.py"):
-        (tmp_path / name).write_text((REPOSITORY / name).read_text())
+    for name in ("folder_paths.py", "utils/file_listing.py"):
+        copy = tmp_path / name
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text((REPOSITORY / name).read_text())
     command = [sys.executable, "-c", code]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert answer.stdout.strip() == "False", answer.stderr
