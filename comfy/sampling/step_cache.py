@@ -1,0 +1,214 @@
+"""Skipping model calls where the estimate is about to change little.
+
+From two computed steps the rate is known by which the output moves when the input does. The change
+of later outputs is predicted from the change of the input and added up; until the sum reaches a
+threshold, the output is taken to be the input plus the difference last seen.
+Source: Zhou et al. 2025 (EasyCache), https://arxiv.org/abs/2507.02860, section 3.3.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+# Changes are measured on every SUBSAMPLE-th row and column of large latents: enough for a mean.
+SUBSAMPLE = 8
+SMALLEST_SIDE = 16
+
+
+def _sparse(x: Tensor) -> Tensor:
+    """Some cells of a tensor, as a copy."""
+    if x.ndim >= 4 and min(x.shape[-2:]) >= SMALLEST_SIDE:
+        x = x[..., ::SUBSAMPLE, ::SUBSAMPLE]
+    return x.float().clone()
+
+
+def _size(x: Tensor) -> float:
+    return float(x.abs().mean())
+
+
+@dataclass
+class _Seen:
+    """What a run has shown so far.
+
+    Attributes:
+        sigma, skip: Noise level of the latest decision, and the decision.
+        input: Input of the latest step.
+        computed_input, output: Input and output of the latest computed step.
+        rate: Change of the output per change of the input.
+        sum: Predicted change since the latest computed step.
+        differences: Output minus input, by what it was computed for.
+    """
+
+    sigma: float | None = None
+    skip: bool = False
+    input: Tensor | None = None
+    computed_input: Tensor | None = None
+    output: Tensor | None = None
+    rate: float | None = None
+    sum: float = 0.0
+    differences: dict[Hashable, Tensor] = field(default_factory=dict)
+    computed: int = 0
+    skipped: int = 0
+
+
+class StepCache:
+    """Decides for each step whether the model is called.
+
+    Args:
+        threshold: Predicted relative change of the output that is let pass in all.
+        start_sigma, end_sigma: Levels between which steps may be skipped.
+        verbose: Log every decision.
+    """
+
+    def __init__(
+        self, threshold: float, start_sigma: float, end_sigma: float, verbose: bool = False
+    ) -> None:
+        self.threshold, self.verbose = threshold, verbose
+        self.start_sigma, self.end_sigma = start_sigma, end_sigma
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: a run begins or has ended."""
+        self._seen = _Seen()
+
+    @property
+    def computed(self) -> int:
+        """Steps of the run that called the model."""
+        return self._seen.computed
+
+    @property
+    def skipped(self) -> int:
+        """Steps of the run that did not."""
+        return self._seen.skipped
+
+    def skips(self, x: Tensor, sigma: float, keys: Sequence[Hashable]) -> bool:
+        """Whether the output for input x can be predicted.
+
+        The decision is made once for a noise level and holds for all calls at it.
+
+        Args:
+            keys: What the call is for; each must have been computed before.
+        """
+        seen = self._seen
+        if sigma != seen.sigma:
+            seen.sigma, seen.skip = sigma, self._decide(x, sigma)
+            seen.skipped += seen.skip
+            seen.computed += not seen.skip
+        known = all(
+            key in seen.differences and seen.differences[key].shape[2:] == x.shape[2:]
+            for key in keys
+        )
+        return seen.skip and known
+
+    def _decide(self, x: Tensor, sigma: float) -> bool:
+        seen = self._seen
+        current, previous = _sparse(x), seen.input
+        seen.input = current
+        usable = previous is not None and previous.shape == current.shape
+        if not usable or not self.end_sigma <= sigma <= self.start_sigma:
+            return False
+        if seen.rate is None or seen.output is None:
+            return False
+        moved = _size(current - previous)
+        seen.sum += seen.rate * moved / max(_size(seen.output), 1e-12)
+        skip = seen.sum < self.threshold
+        if not skip:
+            seen.sum = 0.0
+        if self.verbose:
+            verb = "skips" if skip else "computes"
+            logger.info("step cache %s at sigma %.4f: change %.4f", verb, sigma, seen.sum)
+        return skip
+
+    def predict(self, x: Tensor, keys: Sequence[Hashable]) -> Tensor:
+        """Output for x, whose batch is divided evenly among the keys."""
+        parts = []
+        for part, key in zip(x.chunk(len(keys)), keys):
+            difference = self._seen.differences[key]
+            parts.append(part[:, : difference.shape[1]] + difference)
+        return torch.cat(parts)
+
+    def learn(self, x: Tensor, output: Tensor, keys: Sequence[Hashable]) -> None:
+        """Take note of a computed output."""
+        chunks = zip(x.chunk(len(keys)), output.chunk(len(keys)), keys)
+        for place, (part, made, key) in enumerate(chunks):
+            self._seen.differences[key] = (made - part[:, : made.shape[1]]).detach()
+            if place == 0:
+                self._measure(_sparse(part), _sparse(made))
+
+    def _measure(self, x: Tensor, output: Tensor) -> None:
+        """Update the rate from this computed step and the one before it."""
+        seen = self._seen
+        before, before_output = seen.computed_input, seen.output
+        if before is not None and before_output is not None and before.shape == x.shape:
+            moved = _size(x - before)
+            if moved > 0:
+                seen.rate = _size(output - before_output) / moved
+        seen.computed_input, seen.output = x, output
+
+
+class CachedRun:
+    """Wrapper of kind "outer_sample": a cache starts empty and says afterwards what it saved."""
+
+    def __init__(self, cache: StepCache) -> None:
+        self.cache = cache
+
+    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        self.cache.reset()
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            done, skipped = self.cache.computed, self.cache.skipped
+            if done + skipped:
+                speed = (done + skipped) / max(done, 1)
+                logger.info("step cache: %d of %d steps skipped (%.2f times as fast)",
+                            skipped, done + skipped, speed)  # fmt: skip
+            self.cache.reset()
+
+
+class CachedNetwork:
+    """Wrapper of kind "diffusion_model": predicts the network's output for each entry."""
+
+    def __init__(self, cache: StepCache) -> None:
+        self.cache = cache
+
+    def __call__(self, executor: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        options = kwargs.get("transformer_options") or _options_among(args)
+        keys, sigmas = options.get("uuids"), options.get("sigmas")
+        if not keys or sigmas is None:
+            return executor(x, *args, **kwargs)
+        if self.cache.skips(x, float(sigmas[0]), keys):
+            return self.cache.predict(x, keys)
+        output = executor(x, *args, **kwargs)
+        if torch.is_tensor(output):
+            self.cache.learn(x, output, keys)
+        return output
+
+
+def _options_among(args: Sequence[Any]) -> dict[str, Any]:
+    """The transformer options of a positional call."""
+    return next((arg for arg in args if isinstance(arg, dict) and "sigmas" in arg), {})
+
+
+class CachedEstimate:
+    """Wrapper of kind "predict_noise": predicts the guided estimate as a whole."""
+
+    def __init__(self, cache: StepCache) -> None:
+        self.cache = cache
+
+    def __call__(
+        self, executor: Any, x: Tensor, timestep: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        keys = ("guided",)
+        if self.cache.skips(x, float(timestep[0]), keys):
+            return self.cache.predict(x, keys)
+        output = executor(x, timestep, *args, **kwargs)
+        self.cache.learn(x, output, keys)
+        return output

@@ -1,0 +1,109 @@
+"""Caches that skip steps: how many, at what error, and never where they must not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from comfy.sampling import noise, run
+from comfy.sampling.step_cache import StepCache
+from comfy_extras.nodes_easycache import EasyCache, LazyCache
+from tests.comfy.sampling.support import (
+    NEGATIVE,
+    POSITIVE,
+    ClosedFormModel,
+    conditioning,
+    patcher,
+)
+from tests.comfy_extras.test_model_patches import UNetBase, text
+
+STEPS = 30
+
+
+@torch.inference_mode()
+def closed_form_run(node: Any, threshold: float, **span: float) -> tuple[Tensor, int]:
+    model = patcher(ClosedFormModel("FLOW", {"shift": 3.0}))
+    values = {"start_percent": 0.1, "end_percent": 0.95, "verbose": False, **span}
+    view = model if node is None else node.execute(model, threshold, **values)[0]
+    latent = torch.zeros(1, 4, 16, 16)
+    made = run.sample(
+        view, noise.prepare_noise(latent, 1), STEPS, 2.0, "euler", "simple",
+        conditioning(POSITIVE), conditioning(NEGATIVE), latent, disable_pbar=True, seed=1,
+    )  # fmt: skip
+    return made, len(model.model.calls)
+
+
+def test_estimates_are_reused_at_a_small_error() -> None:
+    exact, calls = closed_form_run(None, 0.0)
+    near, fewer = closed_form_run(LazyCache, 0.05)
+    assert calls == STEPS
+    assert fewer < STEPS * 0.9
+    assert float((near - exact).abs().mean()) < 0.1 * float(exact.abs().mean())
+
+
+def test_a_larger_threshold_skips_more_and_none_skips_nothing() -> None:
+    exact, _ = closed_form_run(None, 0.0)
+    same, calls = closed_form_run(LazyCache, 0.0)
+    assert calls == STEPS
+    assert torch.equal(same, exact)
+    counts = [closed_form_run(LazyCache, threshold)[1] for threshold in (0.02, 0.1, 0.5)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1]
+
+
+def test_nothing_is_skipped_outside_the_span() -> None:
+    _, calls = closed_form_run(LazyCache, 3.0, start_percent=0.9, end_percent=1.0)
+    assert calls >= STEPS * 0.55
+    _, everywhere = closed_form_run(LazyCache, 3.0, start_percent=0.0, end_percent=1.0)
+    assert everywhere <= 3
+
+
+@torch.inference_mode()
+def test_the_networks_outputs_are_reused_for_each_entry() -> None:
+    model = patcher(UNetBase())
+    forwards: list[int] = []
+    model.model.diffusion_model.register_forward_hook(
+        lambda module, args, out: forwards.append(args[0].shape[0])
+    )
+    inner: list[int] = []
+    original = model.model.diffusion_model._forward
+
+    def counted(*args: Any, **kwargs: Any) -> Tensor:
+        inner.append(1)
+        return original(*args, **kwargs)
+
+    model.model.diffusion_model._forward = counted
+    view = EasyCache.execute(model, 0.3, 0.0, 1.0, False)[0]
+    latent = torch.zeros(1, 4, 16, 24)
+    for _ in range(2):  # a run does not see what an earlier one left
+        inner.clear()
+        forwards.clear()
+        run.sample(
+            view, noise.prepare_noise(latent, 1), 12, 3.0, "euler", "karras", text(1), text(2),
+            latent, disable_pbar=True, seed=1,
+        )  # fmt: skip
+        assert len(forwards) == 12
+        assert 2 <= len(inner) < 12
+
+
+def test_a_cache_predicts_input_plus_difference_for_each_key() -> None:
+    cache = StepCache(1.0, 100.0, 0.0)
+    x = torch.arange(8.0).reshape(2, 1, 2, 2)
+    cache.learn(x, x + torch.tensor([1.0, 2.0]).reshape(2, 1, 1, 1), ["a", "b"])
+    made = cache.predict(torch.zeros(2, 1, 2, 2), ["b", "a"])
+    assert made[:, 0, 0, 0].tolist() == [2.0, 1.0]
+    assert not cache.skips(x, 5.0, ["a"])  # no rate is known yet
+    assert not cache.skips(x, 5.0, ["c"])
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 16, 16), (1, 4, 3, 8, 8), (1, 8, 20)])
+def test_latents_of_any_rank_are_measured(shape: tuple[int, ...]) -> None:
+    cache = StepCache(10.0, 100.0, 0.0)
+    for step, sigma in enumerate((5.0, 4.0, 3.0)):
+        x = torch.full(shape, 5.0 - step)
+        if not cache.skips(x, sigma, ["k"]):
+            cache.learn(x, x * 0.5, ["k"])
+    assert (cache.computed, cache.skipped) == (2, 1)
