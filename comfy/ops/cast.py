@@ -29,12 +29,14 @@ class CastWeightBiasOp:
         weight_function: Functions applied to the weight on every call (streamed patches).
         bias_function: The same for the bias.
         stream_plan: The transfer plan of its model while the layer is streamed.
+        patched_on_arrival: The plan applies patches, so weights at rest are not what is shown.
     """
 
     comfy_cast_weights: bool = False
     weight_function: list[WeightFunction] = []  # noqa: RUF012 - replaced per instance, never filled
     bias_function: list[WeightFunction] = []  # noqa: RUF012
     stream_plan: streaming.StreamPlan | None = None
+    patched_on_arrival: bool = False
 
     def needs_cast(self) -> bool:
         """Whether the stored parameters cannot be used as they are."""

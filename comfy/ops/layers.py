@@ -122,7 +122,8 @@ class disable_weight_init:
         def forward_comfy_cast_weights(
             self, input: torch.Tensor, out_dtype: torch.dtype | None = None
         ) -> torch.Tensor:
-            if not self.weight_function and self.weight.device != input.device:
+            at_rest = self.weight.device != input.device and not self.patched_on_arrival
+            if at_rest and not self.weight_function:
                 rows = self._rows(input.to(self.weight.device), self.weight).to(input.device)
             else:
                 weight, _ = cast_bias_weight(self, device=input.device)

@@ -115,14 +115,18 @@ class StreamPlan:
             tensors = _moved(sources, self.device, True)
         return Transfer(tensors, sources, stream.record_event())
 
-    def close(self) -> None:
-        """Finish what is under way; call before the host tensors are let go."""
+    def forget_order(self) -> None:
+        """Learn the order of use anew: other layers are streamed from now on."""
         if self.ahead:
             for stream in self.streams:
                 stream.synchronize()
         self.ahead.clear()
         self.follower.clear()
         self._first = self._last = None
+
+    def close(self) -> None:
+        """Finish what is under way; call before the host tensors are let go."""
+        self.forget_order()
 
 
 def _moved(tensors: Tensors, device: torch.device, non_blocking: bool) -> Tensors:

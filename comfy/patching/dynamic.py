@@ -167,9 +167,11 @@ class ModelPatcherDynamic(ModelPatcher):
         assert device is not None
         plan = self.residence.open_plan(device, KeepingPlan)
         assert isinstance(plan, KeepingPlan)
-        plan.set_patches(entry.module, self._layer_patches(entry))
+        patches = self._layer_patches(entry)
+        plan.set_patches(entry.module, patches)
         self._attach_functions(entry, streamed=True, patched=False)
-        self.residence.stream(entry.name, entry.module, {"stream_plan": plan})
+        settings = {"stream_plan": plan, "patched_on_arrival": any(patches.shown)}
+        self.residence.stream(entry.name, entry.module, settings)
 
     def _layer_patches(self, entry: LoadEntry) -> LayerPatches:
         prefix = f"{entry.name}." if entry.name else ""
@@ -178,7 +180,11 @@ class ModelPatcherDynamic(ModelPatcher):
             key = prefix + name
             if key in self.patches:
                 _, set_func, convert_func = get_key_weight(self.model, key)
-                functions.append(LowVramPatch(key, self.patches, convert_func, set_func))
+                functions.append(
+                    LowVramPatch(
+                        key, {key: list(self.patches[key])}, convert_func, set_func, keep=False
+                    )
+                )
             else:
                 functions.append(None)
         weight, bias = (tuple(self.patches.get(prefix + n, ())) for n in ("weight", "bias"))
@@ -192,6 +198,7 @@ class ModelPatcherDynamic(ModelPatcher):
         if not isinstance(plan, KeepingPlan):
             return super().partially_unload(device_to, memory_to_free, force_patch_weights)
         self.clean_hooks()
+        plan.forget_order()
         freed = plan.evict(memory_to_free)
         plan.budget = plan.held_bytes
         self._publish_state()

@@ -142,7 +142,9 @@ class WeightLoading(WeightPatching, Injections, HookPatching):
             functions: list[Any] = []
             if streamed and patched and key in self.patches:
                 _, set_func, convert_func = get_key_weight(self.model, key)
-                functions.append(LowVramPatch(key, self.patches, convert_func, set_func))
+                functions.append(
+                    LowVramPatch(key, {key: list(self.patches[key])}, convert_func, set_func)
+                )
             functions += self.weight_wrapper_patches.get(key, ())
             if functions:
                 settings[f"{name}_function"] = functions
@@ -155,6 +157,11 @@ class WeightLoading(WeightPatching, Injections, HookPatching):
         """Whether the module was loaded by a patcher with another way of streaming."""
         plan = self.residence.plan
         return plan is not None and type(plan) is not StreamPlan
+
+    def _forget_order(self) -> None:
+        """Before other modules become resident or streamed."""
+        if self.residence.plan is not None:
+            self.residence.plan.forget_order()
 
     # -- the whole model -------------------------------------------------------------------
 
@@ -179,6 +186,7 @@ class WeightLoading(WeightPatching, Injections, HookPatching):
             self.clean_hooks()
             if self.residence.device != device_to or self._other_kind_of_plan():
                 self.residence.restore()
+            self._forget_order()
             self.residence.device = device_to
             used = 0
             budget = 0 if full_load else lowvram_model_memory
@@ -301,6 +309,7 @@ class WeightLoading(WeightPatching, Injections, HookPatching):
         """
         freed = 0
         self.clean_hooks()
+        self._forget_order()
         with self._restored_on_failure():
             for entry in reversed(self._load_list()):
                 if freed >= memory_to_free:

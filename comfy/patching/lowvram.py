@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ class LowVramPatch:
         patches: Patches by key; those of `key` are applied as they are at call time.
         convert_func: Decodes the stored weight, for layers that store it encoded.
         set_func: Encodes the patched weight again.
+        keep: Keep the patches' tensors on the device between calls.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class LowVramPatch:
         patches: Mapping[str, Sequence[Any]],
         convert_func: Callable[..., Any] | None = None,
         set_func: Callable[..., Any] | None = None,
+        keep: bool = True,
     ) -> None:
         self.key = key
         self.patches = patches
         self.convert_func = convert_func
         self.set_func = set_func
+        self.keep = keep
         self._local: tuple[torch.device, list[Any], list[Any]] | None = None
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
@@ -52,9 +55,19 @@ class LowVramPatch:
             return self.set_func(patched, seed=seed, return_weight=True)  # type: ignore[no-any-return]
         return stochastic_rounding(patched, weight.dtype, seed=seed)
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of patches kept on a device."""
+        local = self._local
+        if local is None or local[0].type == "cpu":
+            return 0
+        return sum(t.nbytes for patch in local[2] for t in tensors_in(patch[1]))
+
     def _patches_on(self, device: torch.device) -> list[Any]:
         """The patches with their tensors on the device, moved once."""
         wanted = list(self.patches[self.key])
+        if not self.keep:
+            return [(p[0], move_patch_value(p[1], device), *p[2:]) for p in wanted]
         local = self._local
         same = local is not None and local[0] == device and len(local[1]) == len(wanted)
         if not same or any(a is not b for a, b in zip(local[1], wanted)):  # type: ignore[index]
@@ -62,6 +75,17 @@ class LowVramPatch:
             self._local = local = (device, wanted, moved)
         assert local is not None
         return local[2]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a patch's change."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, WeightAdapterBase):
+        yield from tensors_in(value.weights)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
 
 
 def move_patch_value(value: Any, device: torch.device) -> Any:

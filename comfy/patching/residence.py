@@ -91,6 +91,17 @@ class Residence:
         return sum(self.resident.values()) + kept
 
     @property
+    def device_bytes(self) -> int:
+        """Bytes of weights on the load device, and of patches kept there for streamed weights."""
+        functions = (
+            function
+            for path in self.streaming
+            for name in ("weight_function", "bias_function")
+            for function in getattr(self._submodule(path), name, ())
+        )
+        return self.loaded_bytes + sum(getattr(f, "device_bytes", 0) for f in functions)
+
+    @property
     def pinned_bytes(self) -> int:
         """Bytes of page-locked host memory held for streaming."""
         return sum(self.pinned.values())
