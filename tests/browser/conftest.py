@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.browser.editor import PATIENCE_MS, Editor, Watch
 from tests.support.server_process import ServerProcess, running_server
 
 CHROMIUM_FLAGS = (
@@ -20,8 +21,7 @@ CHROMIUM_FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-# Calls to other hosts and optional files; http-ws-api section 12 explains them.
-EXPECTED_404 = ("/user.css", "/api/userdata/user.css", "/api/userdata/comfy.templates.json")
+OpenEditor = Callable[[], Editor]
 
 
 @pytest.fixture(scope="session")
@@ -46,59 +46,60 @@ def browser(chromium_path: str) -> Iterator[Any]:
         launched.close()
 
 
-@pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server nobody has visited yet."""
+@pytest.fixture(scope="session")
+def shared_server(
+    chromium_path: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """One server for all tests that leave it running."""
     with running_server(tmp_path_factory.mktemp("browser"), "--cpu") as running:
         yield running
 
 
-@dataclass
-class Watch:
-    """What went wrong on a page."""
-
-    origin: str
-    console: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def attach(self, page: Any) -> None:
-        """Listens to a page from now on."""
-        page.on("console", self._on_console)
-        page.on("pageerror", lambda error: self.console.append(f"uncaught: {error}"))
-        page.on("response", self._on_response)
-
-    def _on_console(self, message: Any) -> None:
-        if message.type != "error":
-            return
-        source = (message.location or {}).get("url", "")
-        own = source.startswith(self.origin)
-        if "Failed to load resource" in message.text:
-            return  # counted as a failed request, where the status and address are known
-        if own or not source:
-            self.console.append(f"{message.text} ({source})")
-
-    def _on_response(self, response: Any) -> None:
-        if not response.url.startswith(self.origin) or response.status < 400:
-            return
-        path = response.url[len(self.origin) :].split("?")[0]
-        is_absent_folder = response.status == 404 and path == "/api/userdata"
-        if not (is_absent_folder or (response.status == 404 and path in EXPECTED_404)):
-            self.requests.append(f"{response.status} {path}")
+@pytest.fixture
+def server(shared_server: ServerProcess) -> Iterator[ServerProcess]:
+    """The shared server with nothing to do and no settings, as on a first visit."""
+    settings = shared_server.base / "user/default/comfy.settings.json"
+    settings.unlink(missing_ok=True)
+    yield shared_server
+    shared_server.post("/queue", {"clear": True})
+    deadline = time.monotonic() + 30
+    while shared_server.get("/queue")["queue_running"]:
+        assert time.monotonic() < deadline, "the running job cannot be interrupted"
+        shared_server.post("/interrupt", {})
+    shared_server.post("/history", {"clear": True})
 
 
 @pytest.fixture
-def watch(server: ServerProcess) -> Watch:
-    """The errors of the pages of this test."""
-    return Watch(server.url)
+def watch(server: ServerProcess) -> Iterator[Watch]:
+    """The errors of all pages of this test; there must be none at its end."""
+    watching = Watch(server.url)
+    yield watching
+    assert watching.unexpected() == []
 
 
 @pytest.fixture
-def page(browser: Any, server: ServerProcess, watch: Watch) -> Iterator[Any]:
-    """The editor, loaded by somebody who has never been here."""
-    context = browser.new_context(viewport={"width": 1600, "height": 900})
-    opened = context.new_page()
-    watch.attach(opened)
-    opened.goto(server.url)
-    opened.wait_for_function("() => window.app?.graph?.nodes?.length > 0", timeout=60_000)
-    yield opened
-    context.close()
+def context(browser: Any) -> Iterator[Any]:
+    """Storage and cache of somebody who has never been here."""
+    fresh = browser.new_context(viewport={"width": 1600, "height": 900})
+    fresh.set_default_timeout(PATIENCE_MS)
+    yield fresh
+    fresh.close()
+
+
+@pytest.fixture
+def open_editor(context: Any, server: ServerProcess, watch: Watch) -> OpenEditor:
+    """Opens the editor in one more tab of the same browser."""
+
+    def open_tab() -> Editor:
+        editor = Editor(context.new_page(), watch)
+        watch.attach(editor.page)
+        editor.open(server.url)
+        return editor
+
+    return open_tab
+
+
+@pytest.fixture
+def editor(open_editor: OpenEditor) -> Editor:
+    """The editor as a new visitor finds it."""
+    return open_editor()

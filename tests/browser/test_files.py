@@ -1,0 +1,79 @@
+"""Pictures that come into the editor: dropped with their graph, uploaded, masked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.browser.editor import SAMPLER, SAVE, Editor
+from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.browser
+
+MASKED = {
+    "1": {"class_type": "LoadImage", "inputs": {}},
+    "2": {"class_type": "MaskToImage", "inputs": {"mask": ["1", 1]}},
+    "3": {"class_type": "PreviewImage", "inputs": {"images": ["2", 0]}},
+    "4": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
+}
+BLACK, BLUE, WHITE = [0, 0, 0], [40, 90, 200], [255, 255, 255]
+
+
+@pytest.fixture
+def blue_picture(tmp_path: Path) -> Path:
+    path = tmp_path / "ball.png"
+    Image.new("RGB", (256, 256), tuple(BLUE)).save(path)
+    return path
+
+
+def test_a_picture_dropped_on_the_page_brings_its_graph_back(
+    editor: Editor, server: ServerProcess
+) -> None:
+    text = "a green triangle on a white background"
+    editor.set(SAMPLER, steps=2, seed=1234)
+    editor.set(2, text=text)
+    editor.press_run()
+    editor.wait_picture(SAVE)
+    shown = server.get("/api/jobs")["jobs"][0]["preview_output"]
+    content = server.get_bytes(f"/view?filename={shown['filename']}&type=output")
+    types = editor.types()
+
+    editor.load(MASKED)
+    editor.drop(content, "from-the-web.png", "image/png")
+    editor.wait("(id) => window.app.graph.getNodeById(id)?.type === 'KSampler'", SAMPLER)
+    assert editor.types() == types
+    assert (editor.value(SAMPLER, "seed"), editor.value(SAMPLER, "steps")) == (1234, 2)
+    assert editor.value(2, "text") == text
+
+
+def test_an_uploaded_picture_gets_a_mask_in_the_mask_editor(
+    editor: Editor, server: ServerProcess, blue_picture: Path
+) -> None:
+    page = editor.page
+    editor.load(MASKED)
+    editor.choose_file(1, blue_picture)
+    assert editor.wait_picture(1) == 256
+    assert server.get("/internal/files/input") == ["ball.png"]
+
+    editor.click_node(1)
+    editor.press_on_selection("Open Mask Editor")
+    page.get_by_test_id("mask-editor-root").wait_for()
+    area = page.locator("#maskEditorCanvasContainer canvas").first.bounding_box()
+    x, y = area["x"] + area["width"] / 2, area["y"] + area["height"] / 2
+    page.mouse.move(x - 60, y)
+    page.mouse.down()
+    page.mouse.move(x + 60, y, steps=8)
+    page.mouse.up()
+    page.get_by_role("dialog").get_by_role("button", name="Save").click()
+    page.get_by_test_id("mask-editor-root").wait_for(state="hidden")
+    assert editor.value(1, "image").startswith("clipspace-painted-masked-")
+
+    editor.press_run()
+    for node_id in (3, 4):
+        assert editor.wait_picture(node_id) == 256
+    assert editor.colours(3, (0.5, 0.5), (0.5, 0.1)) == [WHITE, BLACK]
+    assert editor.colours(4, (0.5, 0.5), (0.5, 0.1)) == [BLUE, BLUE]
+    names = server.get("/internal/files/input")
+    assert len([name for name in names if name.startswith("clipspace-")]) == 4

@@ -1,0 +1,91 @@
+"""Workflows that are kept: saved, found again, taken from a template, packed into a subgraph."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.browser.editor import SAMPLER, SAVE, Editor
+from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.browser
+
+
+def test_a_workflow_is_saved_found_bookmarked_renamed_and_deleted(
+    editor: Editor, server: ServerProcess
+) -> None:
+    page = editor.page
+    editor.set(SAMPLER, seed=77)
+    editor.save_as("evening sky")
+    folder = server.base / "user/default/workflows"
+    assert (folder / "evening sky.json").is_file()
+
+    page.get_by_role("button", name="Create a new blank workflow").click()
+    editor.wait("() => window.app.graph.nodes.length === 0")
+    editor.open_panel("workflows")
+    panel = page.get_by_test_id("workflows-sidebar")
+    saved = panel.get_by_role("treeitem", name="evening sky")
+    page.get_by_test_id("workflow-tab").filter(has_text="evening sky").hover()
+    page.get_by_test_id("workflow-tab").filter(has_text="evening sky").get_by_test_id(
+        "close-workflow-button"
+    ).click()
+    saved.click()
+    editor.wait("(id) => window.app.graph.getNodeById(id)?.widgets[0].value === 77", SAMPLER)
+
+    saved.hover()
+    saved.get_by_role("button", name="Bookmark").click()
+    panel.get_by_text("Bookmarks").wait_for()
+    assert '"workflows/evening sky.json"' in (folder / ".index.json").read_text()
+    panel.get_by_role("treeitem", name="evening sky").last.click(button="right")
+    page.get_by_role("menuitem", name="Rename").click()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("morning sky")
+    page.keyboard.press("Enter")
+    renamed = panel.get_by_role("treeitem", name="morning sky").last
+    renamed.wait_for()
+    assert [path.name for path in folder.glob("[!.]*.json")] == ["morning sky.json"]
+
+    renamed.click(button="right")
+    page.get_by_role("menuitem", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    panel.get_by_text("No workflows found").wait_for()
+
+
+def test_a_template_opens_and_names_the_models_it_lacks(editor: Editor) -> None:
+    page = editor.page
+    page.get_by_test_id("side-toolbar").get_by_role("button", name="Templates").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_placeholder("Search").fill("SDXL Simple")
+    dialog.get_by_test_id("template-workflow-sdxl_simple_example").click()
+    editor.wait("() => window.app.graph.nodes.some((node) => node.type === 'KSamplerAdvanced')")
+    dialog.wait_for(state="hidden")
+    assert editor.types().count("CheckpointLoaderSimple") == 2
+    page.get_by_text("issues found").wait_for()
+
+
+def test_nodes_packed_into_a_subgraph_run_and_are_published(
+    editor: Editor, server: ServerProcess
+) -> None:
+    page = editor.page
+    editor.set(SAMPLER, steps=2)
+    editor.click_node(SAMPLER)
+    page.keyboard.down("Control")
+    editor.click_node(6)
+    page.keyboard.up("Control")
+    editor.press_on_selection("Convert Selection to Subgraph")
+    editor.wait("() => !window.app.graph.nodes.some((node) => node.type === 'VAEDecode')")
+    editor.press_run()
+    assert editor.wait_picture(SAVE) == 128
+    prompt = server.get("/api/jobs")["jobs"][0]["id"]
+    ran = server.get(f"/history/{prompt}")[prompt]["prompt"][2]
+    inside = {node["class_type"] for node_id, node in ran.items() if ":" in node_id}
+    assert inside == {"KSampler", "VAEDecode"}
+
+    editor.press_on_selection("Publish Subgraph")
+    page.get_by_role("dialog").get_by_role("textbox").fill("painter")
+    page.get_by_role("dialog").get_by_role("button", name="Confirm").click()
+    page.get_by_role("dialog").wait_for(state="hidden")
+    assert (server.base / "user/default/subgraphs/painter.json").is_file()
+    editor.open_panel("node-library")
+    for folder in ("My Blueprints", "User"):
+        page.get_by_role("treeitem", name=folder).click()
+    page.get_by_role("treeitem", name="painter").wait_for()
