@@ -18,6 +18,7 @@ from comfy.devices import placement, precision
 from comfy.families import detection
 from comfy.families.family import ModelFamily, strip_prefixes
 from comfy.families.text_sizes import text_model_configs
+from comfy.patching.dynamic import core_patcher_class
 from comfy.patching.patcher import ModelPatcher
 from comfy.text_encoders.clip import CLIP
 from comfy.vae.vae import VAE
@@ -246,7 +247,7 @@ def _patcher(
     arrange_convolutions(model.diffusion_model, load_device)
     model.device = offload_device
     logger.info("%s: weights in %s", family.title(), str(dtype).removeprefix("torch."))
-    return ModelPatcher(model, load_device=load_device, offload_device=offload_device)
+    return core_patcher_class()(model, load_device, offload_device)
 
 
 # -- LoRA ----------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ import gc
 import itertools
 import logging
 import time
+import traceback
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -194,6 +195,8 @@ def load_models_gpu(
         floor, minimum_memory_required + reserved
     )  # fmt: skip
     entries = [_entry_for(model) for model in _expand(models)]
+    for entry in current_loaded_models:
+        entry.currently_used = any(entry is wanted for wanted in entries)
     for device in {entry.device for entry in entries}:
         group = [entry for entry in entries if entry.device == device]
         if device.type == "cpu":
@@ -287,6 +290,46 @@ def shares(
             out.append((entry, share or 1))
             room = 0
     return out
+
+
+T = TypeVar("T")
+
+
+def run_or_make_room(model: Any, call: Callable[[], T]) -> T:
+    """Run a call on a loaded model; when memory runs out, make room and run it once more.
+
+    Args:
+        model: Patcher the call runs on.
+        call: Must give the same result when run again.
+    Raises:
+        OutOfMemoryReport: There was not enough memory the second time either.
+    """
+    for last in (False, True):
+        try:
+            return call()
+        except torch.OutOfMemoryError as error:
+            text = str(error).splitlines()[0]
+            traceback.clear_frames(error.__traceback__)  # they hold the tensors of the attempt
+            error.__traceback__ = None
+        if last:
+            break
+        logger.warning("out of memory (%s); unloading what is not needed and trying again", text)
+        make_room(model)
+    entry = _find(model)
+    group = [entry] if entry is not None else []
+    raise OutOfMemoryReport(out_of_memory_text(model.load_device, group))
+
+
+def make_room(model: Any) -> None:
+    """Unload everything the present run does not need, and half of a model's resident weights."""
+    device = model.load_device
+    needed = [entry for entry in current_loaded_models if entry.currently_used]
+    free_memory(EVERYTHING, device, keep_loaded=[model, *needed])
+    hooks = getattr(model, "current_hooks", None)
+    model.partially_unload(model.offload_device, model.loaded_size() // 2)
+    if hooks is not None:
+        model.patch_hooks(hooks)
+    memory.collect_garbage()
 
 
 def out_of_memory_text(device: torch.device, group: Sequence[LoadedModel] = ()) -> str:

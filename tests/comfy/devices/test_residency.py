@@ -241,3 +241,38 @@ def test_on_the_cpu_loading_patches_without_moving() -> None:
     assert torch.equal(model.out.weight, plain + 1)
     residency.unload_all_models()
     assert torch.equal(model.out.weight, plain)
+
+
+def test_a_run_that_is_short_of_memory_gets_room_and_one_more_try(accelerator: Any) -> None:
+    bystander, runner = models(accelerator, 2)
+    residency.load_models_gpu([bystander])
+    residency.load_models_gpu([runner])
+    device = runner.load_device
+    attempts = []
+
+    def run() -> int:
+        attempts.append(runner.loaded_size())
+        held = torch.empty(10_000, device=device)
+        if len(attempts) == 1:
+            accelerator.fail_allocation(0, 1)
+        torch.empty(10_000, device=device)
+        return held.numel()
+
+    assert residency.run_or_make_room(runner, run) == 10_000
+    assert len(attempts) == 2
+    assert bystander.loaded_size() == 0
+    assert 0 < attempts[1] <= 0.6 * attempts[0]
+    assert torch.accelerator.memory_allocated(0) == runner.loaded_size()
+
+
+def test_a_run_that_stays_short_of_memory_reports_it(accelerator: Any) -> None:
+    (runner,) = models(accelerator, 1)
+    residency.load_models_gpu([runner])
+
+    def run() -> None:
+        raise torch.OutOfMemoryError("wanted the moon")
+
+    with pytest.raises(
+        residency.OutOfMemoryReport, match=r"not enough memory on .*wanted: Network"
+    ):
+        residency.run_or_make_room(runner, run)
