@@ -1,6 +1,8 @@
 """Sampling runs and their noise, under the names custom nodes import."""
 # ruff: noqa: F401
 
+import numpy as np  # custom nodes read it here
+
 from comfy.public import write_through
 from comfy.sampling.conditioning import convert_cond
 from comfy.sampling.masks import prepare_mask

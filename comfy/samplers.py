@@ -5,11 +5,8 @@ from comfy.k_diffusion import sampling as k_diffusion_sampling
 from comfy.public import write_through
 from comfy.sampling.batching import (
     calc_cond_batch,
-    can_concat_cond,
-    cond_cat,
-    cond_equal_size,
+    calc_cond_uncond_batch,
     finalize_default_conds,
-    get_area_and_mult,
 )
 from comfy.sampling.conditioning import (
     apply_empty_x_to_equal_area,
@@ -22,6 +19,12 @@ from comfy.sampling.conditioning import (
     resolve_areas_and_cond_masks_multidim,
 )
 from comfy.sampling.guidance import CFGGuider, cfg_function, sampling_function
+from comfy.sampling.jobs import (
+    can_concat_cond,
+    cond_cat,
+    cond_equal_size,
+    get_area_and_mult,
+)
 from comfy.sampling.masks import get_mask_aabb
 from comfy.sampling.samplers import (
     KSAMPLER,

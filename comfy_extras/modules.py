@@ -44,6 +44,7 @@ MODULES: tuple[str, ...] = (
     "nodes_lt",
     "nodes_edit_model",
     "nodes_cond",
+    "nodes_rope",
     "nodes_easycache",
     "nodes_context_windows",
     "nodes_string",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_extras import nodes_cond, nodes_edit_model, nodes_flux, nodes_lt
+from comfy_extras import nodes_cond, nodes_edit_model, nodes_flux, nodes_lt, nodes_rope
 from tests.comfy.sampling.support import TestModel, patcher
 
 COND = [[torch.zeros(1, 2, 3), {"kept": 1}]]
@@ -72,3 +72,11 @@ def test_padding_is_set_on_a_view_for_every_t5() -> None:
     nodes_cond.T5TokenizerOptions.execute(SimpleNamespace(clone=lambda: view), 3, 7)
     assert options["t5xxl_min_padding"] == 3
     assert options["umt5xxl_min_length"] == 7
+
+
+def test_positions_are_scaled_on_a_view_only() -> None:
+    model = patcher(TestModel())
+    view = nodes_rope.ScaleROPE.execute(model, 2.0, 0.0, 1.0, 5.0, 1.0, 0.0)[0]
+    options = view.model_options["transformer_options"]["rope_options"]
+    assert (options["scale_x"], options["shift_y"]) == (2.0, 5.0)
+    assert "rope_options" not in model.model_options["transformer_options"]

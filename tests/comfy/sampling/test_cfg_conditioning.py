@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from comfy.devices import memory
-from comfy.sampling import batching, conditioning, guidance
+from comfy.sampling import batching, conditioning, guidance, jobs
 from tests.comfy.sampling.support import CPU, TestModel, patcher
 
 NEAR = {"rtol": 0, "atol": 1e-5}
@@ -233,7 +233,7 @@ def test_a_mask_of_another_size_is_named(recorded: dict[str, Tensor]) -> None:
     _model, positive, _ = plain(recorded)
     positive[0]["mask"] = torch.ones(1, 5, 5)
     with pytest.raises(ValueError, match=r"mask of shape \(1, 5, 5\) .* \(16, 24\) cells"):
-        batching.get_area_and_mult(positive[0], recorded["in/x"], torch.full((2,), 5.0))
+        jobs.get_area_and_mult(positive[0], recorded["in/x"], torch.full((2,), 5.0))
 
 
 def test_sampling_function_is_looked_up_when_called(recorded: dict[str, Tensor]) -> None:

@@ -19,6 +19,7 @@ from comfy.k_diffusion import sampling as k_diffusion
 from comfy.sampling import conditioning as conditioning_module
 from comfy.sampling import (
     guidance,
+    jobs,
     masks,
     noise,
     noise_levels,
@@ -63,6 +64,7 @@ def run_once(sampler: str = "euler", **options: Any) -> Tensor:
         (comfy.samplers, "KSampler", samplers),
         (comfy.samplers, "calculate_sigmas", schedules),
         (comfy.samplers, "pre_run_control", conditioning_module),
+        (comfy.samplers, "get_area_and_mult", jobs),
         (comfy.samplers, "resolve_areas_and_cond_masks_multidim", conditioning_module),
         (comfy.sampler_helpers, "prepare_mask", masks),
         (comfy.sampler_helpers, "prepare_sampling", preparation),
@@ -111,6 +113,18 @@ def test_a_replaced_mask_preparation_is_used() -> None:
         made = run_once(noise_mask=torch.ones(1, 64, 64))
     assert seen == [(1, 4, 8, 8)]
     assert torch.equal(made, torch.zeros_like(made))  # nothing was allowed to change
+
+
+def test_a_replaced_cut_is_used() -> None:
+    original, calls = comfy.samplers.get_area_and_mult, []
+
+    def instead(conds: Any, x_in: Tensor, timestep: Tensor) -> Any:
+        calls.append(1)
+        return original(conds, x_in, timestep)
+
+    with replaced(comfy.samplers, "get_area_and_mult", instead):
+        run_once()
+    assert len(calls) == 4
 
 
 def test_methods_of_the_front_classes_can_be_replaced() -> None:
