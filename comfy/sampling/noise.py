@@ -22,6 +22,7 @@ NoiseSampler = Callable[[Any, Any], Tensor]
 """noise_sampler(sigma, sigma_next) -> unit-variance noise for the step between two levels."""
 
 SEED_MASK = 2**64 - 1
+TREE_DECIMALS = 6
 
 
 def seed_global_generator(seed: int) -> torch.Generator:
@@ -118,6 +119,8 @@ class BatchedBrownianTree:
 
         on_cpu = kwargs.pop("cpu", True)
         start, end, self._sign = self._ordered(float(t0), float(t1))
+        # The tree keeps its ends with this many decimals and complains about times beyond them.
+        self._low, self._high = round(start, TREE_DECIMALS), round(end, TREE_DECIMALS)
         origin = kwargs.pop("w0", None)
         if origin is None:
             origin = torch.zeros_like(x)
@@ -142,7 +145,8 @@ class BatchedBrownianTree:
 
     def __call__(self, t0: Any, t1: Any) -> Tensor:
         """Increment between two times of the interval, shaped like x."""
-        start, end, sign = self._ordered(float(t0), float(t1))
+        first, last = (min(max(float(t), self._low), self._high) for t in (t0, t1))
+        start, end, sign = self._ordered(first, last)
         increments = [tree(start, end).to(**self._target) for tree in self._trees]
         total = torch.stack(increments) if self._per_item else increments[0]
         return total * (self._sign * sign)
