@@ -20,8 +20,9 @@ from torch import nn
 from comfy.devices import memory
 from comfy.patching import attributes
 from comfy.patching.loading import WeightLoading
+from comfy.patching.lowvram import LowVramPatch
 from comfy.patching.options import OptionSetters, create_model_options_clone
-from comfy.patching.residence import residence_of
+from comfy.patching.residence import residence_of, restore_attribute
 from comfy.patching.wrappers import CallbacksMP, ExtensionPoints, WrappersMP
 
 logger = logging.getLogger(__name__)
@@ -116,11 +117,16 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
         memo: dict[int, Any] = {}
         for key, home in self.residence.home.items():
             memo[id(attributes.get_attr(self.model, key))] = copy.deepcopy(home)
+        for name, saved in self.residence.streaming.items():
+            layer = self.model.get_submodule(name)
+            memo |= {id(layer.__dict__[attribute]): None for attribute in saved}
+        memo = {key: value for key, value in memo.items() if key not in _SHARED_CONSTANTS}
         with self.use_ejected():
             copied = copy.deepcopy(self.model, memo)
         for name, saved in self.residence.streaming.items():
-            for attribute in saved:
-                copied.get_submodule(name).__dict__.pop(attribute, None)
+            layer = copied.get_submodule(name)
+            for attribute, value in saved.items():
+                restore_attribute(layer, attribute, value)
         return copied
 
     def _clone_class(self, disable_dynamic: bool) -> type[ModelPatcher]:  # noqa: ARG002
@@ -158,10 +164,7 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
 
     def lowvram_patch_counter(self) -> int:
         """How many weights are patched at use because they stay off the device."""
-        streaming = self.residence.streaming.values()
-        return sum(
-            len(a.get(n, ())) for a in streaming for n in ("weight_function", "bias_function")
-        )
+        return sum(isinstance(f, LowVramPatch) for f in self.residence.functions())
 
     def memory_required(self, input_shape: Any) -> float:
         """Bytes a forward over an input of this shape takes beside the weights."""
@@ -320,6 +323,10 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
     def __repr__(self) -> str:
         name = type(self.model).__name__
         return f"<{type(self).__name__} of {name}, {len(self.patches)} patched weights>"
+
+
+_SHARED_CONSTANTS = {id(None), id(True), id(False)}
+"""Objects that stand in many places, so that a copy must not replace them everywhere."""
 
 
 def _as_it_is(weight: torch.Tensor, **kwargs: Any) -> torch.Tensor:  # noqa: ARG001

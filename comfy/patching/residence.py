@@ -93,13 +93,15 @@ class Residence:
     @property
     def device_bytes(self) -> int:
         """Bytes of weights on the load device, and of patches kept there for streamed weights."""
-        functions = (
-            function
-            for path in self.streaming
-            for name in ("weight_function", "bias_function")
-            for function in getattr(self._submodule(path), name, ())
-        )
-        return self.loaded_bytes + sum(getattr(f, "device_bytes", 0) for f in functions)
+        kept = sum(getattr(f, "device_bytes", 0) for f in self.functions())
+        return self.loaded_bytes + kept
+
+    def functions(self) -> Iterator[Any]:
+        """What streamed modules apply to their weights and biases at use."""
+        for path in self.streaming:
+            module = self._submodule(path)
+            for name in ("weight_function", "bias_function"):
+                yield from getattr(module, name, ())
 
     @property
     def pinned_bytes(self) -> int:
@@ -197,10 +199,7 @@ class Residence:
     def stop_streaming(self, name: str, module: nn.Module) -> None:
         """Put a layer's own attributes back."""
         for attribute, value in self.streaming.pop(name, {}).items():
-            if value is _ABSENT:
-                module.__dict__.pop(attribute, None)
-            else:
-                module.__dict__[attribute] = value
+            restore_attribute(module, attribute, value)
 
     # -- hooks -----------------------------------------------------------------------------
 
@@ -325,6 +324,15 @@ class Residence:
 
 
 _ABSENT = object()
+
+
+def restore_attribute(module: nn.Module, attribute: str, saved: Any) -> None:
+    """Put an instance attribute back; one the instance did not have goes."""
+    if saved is _ABSENT:
+        module.__dict__.pop(attribute, None)
+    else:
+        module.__dict__[attribute] = saved
+
 
 _residences: weakref.WeakKeyDictionary[nn.Module, Residence] = weakref.WeakKeyDictionary()
 

@@ -78,7 +78,7 @@ class Network(nn.Module):
 
     def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """[B, 4, H, W] and token ids [B] to [B, 4, H, W]."""
-        h = self.conv(x) + self.embed(tokens)[:, :, None, None]
+        h = self.conv(x) + self.embed(tokens).to(x.dtype)[:, :, None, None]
         tokens_first = h.flatten(2).transpose(1, 2)
         for block in self.blocks:
             inner = block["up"](block["norm"](tokens_first))
