@@ -1,10 +1,10 @@
 """Callbacks, wrappers and injections, under the names custom nodes import."""
 # ruff: noqa: F401
 
+from comfy.nn.wrappers import WrapperExecutor
 from comfy.patching.wrappers import (
     CallbacksMP,
     PatcherInjection,
-    WrapperExecutor,
     WrappersMP,
     add_callback,
     add_callback_with_key,

@@ -1,4 +1,5 @@
 """Fixtures that every test package shares."""
+
 from __future__ import annotations
 
 import json

@@ -12,35 +12,58 @@ from typing import Any
 
 
 class WrapperExecutor:
-    """What a wrapper is given: calling it runs the next wrapper, or the wrapped function after the
-    last.
+    """A call with wrappers around it; a wrapper receives the executor of the rest.
 
     Attributes:
-        original: The wrapped function.
-        class_obj: Object it belongs to.
-        wrappers: All wrappers, outermost first.
-        idx: Position of the next wrapper.
+        original: The innermost function.
+        class_obj: Object whose method `original` is, for wrappers that need it.
+        wrappers: From the outermost to the innermost.
+        idx: How many of them have been entered.
     """
 
     def __init__(
         self,
         original: Callable[..., Any],
-        class_obj: Any = None,
-        wrappers: list[Callable[..., Any]] | None = None,
-        idx: int = 0,
+        class_obj: object,
+        wrappers: list[Callable[..., Any]],
+        idx: int,
     ) -> None:
-        self.original, self.class_obj = original, class_obj
-        self.wrappers, self.idx = list(wrappers or ()), idx
+        self.original = original
+        self.class_obj = class_obj
+        self.wrappers = wrappers.copy()
+        self.idx = idx
+        self.is_last = idx == len(wrappers)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.execute(*args, **kwargs)
+        """Go on to the next wrapper, or to the original after the last."""
+        return self._next_executor().execute(*args, **kwargs)
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the rest of the chain."""
-        if self.idx == len(self.wrappers):
+        """Run the wrapper at this place, or the original after the last."""
+        if self.is_last:
             return self.original(*args, **kwargs)
-        rest = WrapperExecutor(self.original, self.class_obj, self.wrappers, self.idx + 1)
-        return self.wrappers[self.idx](rest, *args, **kwargs)
+        return self.wrappers[self.idx](self, *args, **kwargs)
+
+    def _next_executor(self) -> WrapperExecutor:
+        return type(self)(self.original, self.class_obj, self.wrappers, self.idx + 1)
+
+    @classmethod
+    def new_executor(
+        cls, original: Callable[..., Any], wrappers: list[Callable[..., Any]], idx: int = 0
+    ) -> WrapperExecutor:
+        """An executor of a plain function."""
+        return cls(original, None, wrappers, idx)
+
+    @classmethod
+    def new_class_executor(
+        cls,
+        original: Callable[..., Any],
+        class_obj: object,
+        wrappers: list[Callable[..., Any]],
+        idx: int = 0,
+    ) -> WrapperExecutor:
+        """An executor of an object's method."""
+        return cls(original, class_obj, wrappers, idx)
 
 
 def run_wrapped(
@@ -52,4 +75,4 @@ def run_wrapped(
     if not by_key:
         return function(*args, **kwargs)
     wrappers = [wrapper for group in by_key.values() for wrapper in group]
-    return WrapperExecutor(function, owner, wrappers).execute(*args, **kwargs)
+    return WrapperExecutor(function, owner, wrappers, 0).execute(*args, **kwargs)

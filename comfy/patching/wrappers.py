@@ -147,61 +147,6 @@ def _flat(table: dict[Any, list[Callable[..., Any]]]) -> list[Callable[..., Any]
     return [function for functions in table.values() for function in functions]
 
 
-class WrapperExecutor:
-    """A call with wrappers around it; a wrapper receives the executor of the rest.
-
-    Attributes:
-        original: The innermost function.
-        class_obj: Object whose method `original` is, for wrappers that need it.
-        wrappers: From the outermost to the innermost.
-        idx: How many of them have been entered.
-    """
-
-    def __init__(
-        self,
-        original: Callable[..., Any],
-        class_obj: object,
-        wrappers: list[Callable[..., Any]],
-        idx: int,
-    ) -> None:
-        self.original = original
-        self.class_obj = class_obj
-        self.wrappers = wrappers.copy()
-        self.idx = idx
-        self.is_last = idx == len(wrappers)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Go on to the next wrapper, or to the original after the last."""
-        return self._next_executor().execute(*args, **kwargs)
-
-    def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the wrapper at this place, or the original after the last."""
-        if self.is_last:
-            return self.original(*args, **kwargs)
-        return self.wrappers[self.idx](self, *args, **kwargs)
-
-    def _next_executor(self) -> WrapperExecutor:
-        return type(self)(self.original, self.class_obj, self.wrappers, self.idx + 1)
-
-    @classmethod
-    def new_executor(
-        cls, original: Callable[..., Any], wrappers: list[Callable[..., Any]], idx: int = 0
-    ) -> WrapperExecutor:
-        """An executor of a plain function."""
-        return cls(original, None, wrappers, idx)
-
-    @classmethod
-    def new_class_executor(
-        cls,
-        original: Callable[..., Any],
-        class_obj: object,
-        wrappers: list[Callable[..., Any]],
-        idx: int = 0,
-    ) -> WrapperExecutor:
-        """An executor of an object's method."""
-        return cls(original, class_obj, wrappers, idx)
-
-
 class PatcherInjection:
     """A reversible change of the running model, made by code.
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from comfy import ops
+from comfy.nn.wrappers import WrapperExecutor
 from comfy.patching.attributes import get_attr
 from comfy.patching.patcher import ModelPatcher
 from comfy.patching.wrappers import (
     CallbacksMP,
     PatcherInjection,
-    WrapperExecutor,
     WrappersMP,
     merge_nested_dicts,
 )
