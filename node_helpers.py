@@ -12,6 +12,7 @@ from torch import Tensor
 
 from comfy.cli_args import args
 
+Source = TypeVar("Source")
 Result = TypeVar("Result")
 
 DTYPES_BY_NAME = {
@@ -44,7 +45,7 @@ def conditioning_set_values(
     return changed
 
 
-def pillow(fn: Callable[[Any], Result], arg: Any) -> Result:
+def pillow(fn: Callable[[Source], Result], arg: Source) -> Result:
     """Calls a Pillow function on a file, accepting one that ends early.
 
     Some programs write pictures whose last bytes are missing; Pillow refuses them unless told
@@ -84,7 +85,7 @@ def file_digest(path: str) -> str:
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    return digest.hexdigest()
+    return str(digest.hexdigest())
 
 
 def string_to_torch_dtype(name: str) -> torch.dtype | None:

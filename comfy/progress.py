@@ -41,7 +41,7 @@ class ProgressBar:
 
     def __init__(self, total: int, node_id: str | None = None) -> None:
         self.total = total
-        self.current = 0
+        self.current: float = 0
         self.node_id = node_id
         self.hook = PROGRESS_BAR_HOOK
 

@@ -18,7 +18,8 @@ AXES = (-1, -2, -3)
 
 def project(vector: Tensor, onto: Tensor) -> tuple[Tensor, Tensor]:
     """Parts of each item of a batch along and across another."""
-    direction = torch.nn.functional.normalize(onto, dim=AXES)
+    normalize = torch.nn.functional.normalize
+    direction = normalize(onto, dim=AXES)  # type: ignore[arg-type]  # documented to take axes
     along = (vector * direction).sum(dim=AXES, keepdim=True) * direction
     return along, vector - along
 

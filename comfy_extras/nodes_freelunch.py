@@ -16,6 +16,8 @@ from comfy_extras.extension import entrypoint_of
 
 SKIP_CUTOFF = 1  # half width of the low frequencies of a skip
 
+Gain = Callable[[Tensor, float], Tensor | float]
+
 
 def scale_low_frequencies(x: Tensor, cutoff: int, scale: float) -> Tensor:
     """Multiply the frequencies of the last two axes within `cutoff` of zero by a factor."""
@@ -43,7 +45,7 @@ def structured_gain(h: Tensor, strength: float) -> Tensor:
     return (strength - 1) * ((mean - low) / (high - low)) + 1
 
 
-def freed(model: Any, b1: float, b2: float, s1: float, s2: float, gain: Callable) -> Any:
+def freed(model: Any, b1: float, b2: float, s1: float, s2: float, gain: Gain) -> Any:
     """A view of the model with FreeU in its two deepest decoder widths."""
     width = model.model.model_config.unet_config["model_channels"]
     strengths = {width * 4: (b1, s1), width * 2: (b2, s2)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,14 +35,16 @@ def reshape_latent_to(
 
 def schema(
     node_id: str,
-    inputs: list[io.Input],
+    inputs: Sequence[io.Input],
     category: str = "latent/advanced",
     outputs: list[io.Output] | None = None,
     **options: Any,
 ) -> io.Schema:
     """Declaration of a node of this module; the output is a latent unless said otherwise."""
     outputs = outputs or [io.Latent.Output()]
-    return io.Schema(node_id=node_id, category=category, inputs=inputs, outputs=outputs, **options)
+    return io.Schema(
+        node_id=node_id, category=category, inputs=[*inputs], outputs=outputs, **options
+    )
 
 
 def two_latents() -> list[io.Input]:

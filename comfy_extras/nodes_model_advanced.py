@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +23,7 @@ class LCM(predictions.EPS):
     Source: Luo et al. 2023, https://arxiv.org/abs/2310.04378, equation 9.
     """
 
+    timestep: Callable[[Tensor], Tensor]  # of the noise levels this class is mixed with
     data_spread = 0.5
     timestep_scale = 10.0
 

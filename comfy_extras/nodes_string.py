@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from comfy_api.latest import ComfyExtension, io
 
@@ -35,13 +35,13 @@ def switch(id: str, default: bool, optional: bool = False) -> io.Boolean.Input:
     return io.Boolean.Input(id, default=default, optional=optional)
 
 
-def schema(node_id: str, title: str, inputs: list[io.Input], output: io.Output) -> io.Schema:
+def schema(node_id: str, title: str, inputs: Sequence[io.Input], output: io.Output) -> io.Schema:
     """Declaration of a node of this module."""
     return io.Schema(
         node_id=node_id,
         display_name=title,
         category="utils/string",
-        inputs=inputs,
+        inputs=[*inputs],
         outputs=[output],
     )
 

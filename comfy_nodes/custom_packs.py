@@ -213,9 +213,9 @@ def _project_settings(folder: str) -> dict[str, Any]:
     path = os.path.join(folder, "pyproject.toml")
     if not os.path.isfile(path):
         return {}
-    try:
+    if sys.version_info >= (3, 11):
         import tomllib
-    except ImportError:  # Python 3.10
+    else:  # has no reader of TOML
         return {}
     try:
         with open(path, "rb") as file:

@@ -125,8 +125,8 @@ class LoraLoader:
             }
         }
 
-    RETURN_TYPES = ("MODEL", "CLIP")
-    OUTPUT_TOOLTIPS = ("The changed model.", "The changed text encoder.")
+    RETURN_TYPES: tuple[str, ...] = ("MODEL", "CLIP")
+    OUTPUT_TOOLTIPS: tuple[str, ...] = ("The changed model.", "The changed text encoder.")
     FUNCTION = "load_lora"
     CATEGORY = "loaders"
     DESCRIPTION = "Changes a model's style or subject with a LoRA. Several can be chained."

@@ -60,7 +60,7 @@ def turbo_schedule(model_sampling: Any, steps: int, denoise: float) -> Tensor:
 
 
 def shift_for_tokens(
-    tokens: int, base_shift: float, max_shift: float, base_tokens: int = BASE_TOKENS
+    tokens: float, base_shift: float, max_shift: float, base_tokens: int = BASE_TOKENS
 ) -> float:
     """Shift of a flow schedule, linear in the number of latent tokens."""
     slope = (max_shift - base_shift) / (MAX_TOKENS - base_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -36,10 +37,10 @@ def denoise_input(least: float = 0.0) -> io.Float.Input:
     return io.Float.Input("denoise", default=1.0, min=least, max=1.0, step=0.01)
 
 
-def schedule(node_id: str, inputs: list[io.Input]) -> io.Schema:
+def schedule(node_id: str, inputs: Sequence[io.Input]) -> io.Schema:
     """Declaration of a node that makes levels."""
     return io.Schema(
-        node_id=node_id, category=SCHEDULERS, inputs=inputs, outputs=[io.Sigmas.Output()]
+        node_id=node_id, category=SCHEDULERS, inputs=[*inputs], outputs=[io.Sigmas.Output()]
     )
 
 
@@ -222,7 +223,7 @@ def _split(node_id: str, where: io.Input) -> io.Schema:
     )
 
 
-def _edit(node_id: str, more: list[io.Input]) -> io.Schema:
+def _edit(node_id: str, more: Sequence[io.Input]) -> io.Schema:
     """Declaration of a node that changes levels."""
     return io.Schema(
         node_id=node_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,13 +17,13 @@ DEVICES = ["gpu", "cpu"]
 GPU_NOISE = {"gpu": "_gpu", "cpu": ""}  # suffix of the solver that draws noise there
 
 
-def chooser(node_id: str, inputs: list[io.Input], title: str | None = None) -> io.Schema:
+def chooser(node_id: str, inputs: Sequence[io.Input], title: str | None = None) -> io.Schema:
     """Declaration of a node that gives a sampler."""
     return io.Schema(
         node_id=node_id,
         display_name=title,
         category=CATEGORY,
-        inputs=inputs,
+        inputs=[*inputs],
         outputs=[io.Sampler.Output()],
     )
 

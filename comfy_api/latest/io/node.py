@@ -84,8 +84,10 @@ class ComfyNode:
         raise NotImplementedError(f"node class {cls.__name__} has no define_schema class method")
 
     @classmethod
-    def execute(cls, **kwargs: Any) -> Any:
-        """Runs the node; may be async. Arguments are the inputs by id.
+    def execute(cls, *args: Any, **kwargs: Any) -> Any:
+        """Runs the node; may be async. Arguments are the inputs by id, always given by keyword.
+
+        `*args` is here for type checkers: to them an override may then name its arguments.
 
         Returns:
             NodeOutput, or what classic nodes return: a tuple, a dictionary, None.
@@ -93,7 +95,7 @@ class ComfyNode:
         raise NotImplementedError(f"node class {cls.__name__} has no execute class method")
 
     @classmethod
-    def validate_inputs(cls, **kwargs: Any) -> bool | str:  # noqa: ARG003 - for overriders
+    def validate_inputs(cls, *args: Any, **kwargs: Any) -> bool | str:  # noqa: ARG003 - overriders
         """Accepts literal inputs (True) or refuses them with a text that says why.
 
         It gets the inputs it names; the built-in range checks leave those to it.
@@ -101,7 +103,7 @@ class ComfyNode:
         return True
 
     @classmethod
-    def fingerprint_inputs(cls, **kwargs: Any) -> Any:  # noqa: ARG003 - for overriders
+    def fingerprint_inputs(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG003 - for overriders
         """A value that differs whenever the node must run again although no input has changed."""
         return None
 
