@@ -66,12 +66,20 @@ class Watch:
         r"|/api/experiment/models/preview/.*|/api/view_metadata/.*)"
     )
 
-    def attach(self, page: Any) -> None:
-        """Listens to a page from now on."""
-        page.on("console", self._on_console)
-        page.on("pageerror", lambda error: self._complain(f"uncaught: {error}"))
-        page.on("response", self._on_response)
-        page.on("requestfailed", self._on_failure)
+    @contextmanager
+    def over(self, page: Any) -> Iterator[None]:
+        """Listens to a page."""
+        heard = {
+            "console": self._on_console,
+            "pageerror": self._on_exception,
+            "response": self._on_response,
+            "requestfailed": self._on_failure,
+        }
+        for event, listener in heard.items():
+            page.on(event, listener)
+        yield
+        for event, listener in heard.items():
+            page.remove_listener(event, listener)
 
     @contextmanager
     def server_down(self) -> Iterator[None]:
@@ -100,6 +108,9 @@ class Watch:
         repeated = ("Failed to load resource", "Failed to fetch: 404")
         if message.type == "error" and is_ours and not message.text.startswith(repeated):
             self._complain(f"console: {message.text} ({source})")
+
+    def _on_exception(self, error: Any) -> None:
+        self._complain(f"uncaught: {error}")
 
     def _on_response(self, response: Any) -> None:
         if not response.url.startswith(self.origin) or response.status < 400:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import OpenEditor
 from tests.browser.editor import LOADER, SAMPLER, SAVE, Editor, Watch
 from tests.support.server_process import REPOSITORY, ServerProcess
 
@@ -133,9 +132,9 @@ def test_a_finished_job_gives_its_graph_back(editor: Editor, server: ServerProce
 
 
 def test_two_tabs_share_the_queue_but_not_their_pictures(
-    open_editor: OpenEditor, server: ServerProcess
+    editor: Editor, second_editor: Editor
 ) -> None:
-    one, two = open_editor(), open_editor()
+    one, two = editor, second_editor
     names = [tab.page.evaluate("() => window.comfyAPI.api.api.clientId") for tab in (one, two)]
     assert len(set(names)) == 2
     for tab, colour in ((one, 0xFF0000), (two, 0x0000FF)):
