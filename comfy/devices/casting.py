@@ -38,11 +38,11 @@ def cast_to(
     same = (device is None or weight.device == device) and (dtype is None or weight.dtype == dtype)
     if same and not copy:
         return weight
-    target = {"device": device or weight.device, "dtype": dtype or weight.dtype}
+    device, dtype = device or weight.device, dtype or weight.dtype
     if stream is None:
-        return weight.to(**target, non_blocking=non_blocking, copy=copy)
-    with on_stream(target["device"], stream):
-        return weight.to(**target, non_blocking=non_blocking, copy=copy)
+        return weight.to(device, dtype, non_blocking=non_blocking, copy=copy)
+    with on_stream(device, stream):
+        return weight.to(device, dtype, non_blocking=non_blocking, copy=copy)
 
 
 def cast_to_device(

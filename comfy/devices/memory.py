@@ -52,12 +52,12 @@ def raise_non_oom(error: BaseException) -> None:
 
 def total_vram_mib() -> float:
     """Memory of the primary device, in MiB."""
-    return get_total_memory() / MIB  # type: ignore[operator,no-any-return]
+    return get_total_memory() / MIB
 
 
 def total_ram_mib() -> float:
     """Memory of the machine, in MiB."""
-    return psutil.virtual_memory().total / MIB  # type: ignore[no-any-return]
+    return psutil.virtual_memory().total / MIB
 
 
 def dtype_size(dtype: torch.dtype) -> int:
@@ -75,7 +75,17 @@ def module_size(module: nn.Module) -> int:
     return sum(tensor_bytes(tensor) for tensor in module.state_dict().values())
 
 
-def get_total_memory(dev: torch.device | None = None, torch_total_too: bool = False) -> object:
+@overload
+def get_total_memory(
+    dev: torch.device | None = None, torch_total_too: Literal[False] = False
+) -> int: ...
+@overload
+def get_total_memory(
+    dev: torch.device | None, torch_total_too: Literal[True]
+) -> tuple[int, int]: ...
+def get_total_memory(
+    dev: torch.device | None = None, torch_total_too: bool = False
+) -> int | tuple[int, int]:
     """Bytes a device has.
 
     Args:

@@ -22,6 +22,7 @@ import torch
 from comfy.devices import accelerators, memory
 from comfy.devices.loaded_model import LoadedModel, describe
 from comfy.devices.policies import VRAMState
+from comfy.devices.prompt_models import PROMPT_MODELS
 from comfy.devices.runtime import get_runtime
 
 logger = logging.getLogger(__name__)
@@ -118,8 +119,9 @@ _known: weakref.WeakKeyDictionary[Any, LoadedModel] = weakref.WeakKeyDictionary(
 def _by_eviction(device: torch.device, keep: Sequence[Any]) -> list[LoadedModel]:
     """Entries of a device that may go, the first to go first.
 
-    Least recently used first. Where that rule has failed (a model evicted before was wanted again,
-    as in a loop over more models than fit), the model whose next use is expected last goes first.
+    Least recently used first, models of the running prompt after all others. Where that rule has
+    failed (a model evicted before was wanted again, as in a loop over more models than fit), the
+    model whose next use is expected last goes first.
     """
     kept = [k if isinstance(k, LoadedModel) else _find(k) for k in keep]
     entries = [
@@ -129,7 +131,8 @@ def _by_eviction(device: torch.device, keep: Sequence[Any]) -> list[LoadedModel]
     ]
     if entries and all(e.regrets and e.gap is not None for e in entries):
         return sorted(entries, key=lambda e: -(e.used_at + (e.gap or 0)))
-    return sorted(entries, key=lambda e: (e.currently_used, e.used_at))
+    wanted = PROMPT_MODELS.references
+    return sorted(entries, key=lambda e: (e.currently_used, wanted(e.real_model()), e.used_at))
 
 
 def unload_all_models() -> None:

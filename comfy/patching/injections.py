@@ -32,6 +32,14 @@ class Injections:
             for callback in self.get_all_callbacks(CallbacksMP.ON_INJECT_MODEL):
                 callback(self)
 
+    def _injections_in_effect(self) -> bool:
+        """Whether exactly this view's injections have run."""
+        if self.skip_injection:
+            return not self.residence.injected
+        wanted = [i for injections in self.injections.values() for i in injections]
+        present = [i for owner, i in self.residence.injected if owner is self]
+        return present == wanted and len(present) == len(self.residence.injected)
+
     def eject_model(self) -> None:
         """Take back all injections into the module, whichever view made them."""
         while self.residence.injected:

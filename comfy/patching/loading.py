@@ -235,6 +235,9 @@ class WeightLoading(WeightPatching, Injections, HookPatching):
         Raises:
             BaseException: Whatever went wrong, after everything was put back.
         """
+        wanted = load_weights and not force_patch_weights
+        if wanted and lowvram_model_memory == 0 and self._is_shown(device_to):
+            return self.model
         self.eject_model()
         try:
             self._show_objects()
@@ -247,6 +250,18 @@ class WeightLoading(WeightPatching, Injections, HookPatching):
             self.residence.put_objects_back()
             raise
         return self.model
+
+    def _is_shown(self, device: torch.device | None) -> bool:
+        """Whether the module shows this view already, wholly resident on a device."""
+        state = self.residence
+        return (
+            state.uuid == self.patches_uuid
+            and state.device == device
+            and not state.streaming
+            and not self.force_cast_weights
+            and state.shows_objects(self.object_patches)
+            and self._injections_in_effect()
+        )
 
     def _show_objects(self) -> None:
         """Make the model hold this view's objects, and no other view's."""

@@ -201,7 +201,7 @@ def _map(path: str | os.PathLike[str]) -> torch.Tensor:
 def _read(path: str | os.PathLike[str]) -> torch.Tensor:
     whole = torch.empty(os.path.getsize(path), dtype=torch.uint8)
     with open(path, "rb") as file:
-        file.readinto(whole.numpy())
+        file.readinto(whole.numpy().data)
     return whole
 
 

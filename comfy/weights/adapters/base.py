@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import torch
 
@@ -90,6 +90,10 @@ class WeightAdapterBase:
         return None
 
 
+@overload
+def moved(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor: ...
+@overload
+def moved(tensor: None, device: torch.device, dtype: torch.dtype) -> None: ...
 def moved(
     tensor: torch.Tensor | None, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor | None:

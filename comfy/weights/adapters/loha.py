@@ -66,7 +66,12 @@ class LoHaAdapter(WeightAdapterBase):
         scale = 1.0 if alpha is None else alpha / w1b.shape[0]
         halves = []
         for core, a, b in ((t1, w1a, w1b), (t2, w2a, w2b)):
-            core, a, b = (moved(t, weight.device, intermediate_dtype) for t in (core, a, b))
-            halves.append(a @ b if core is None else tucker(core, a, b))
+            outer = moved(a, weight.device, intermediate_dtype)
+            inner = moved(b, weight.device, intermediate_dtype)
+            if core is None:
+                halves.append(outer @ inner)
+            else:
+                centre = moved(core, weight.device, intermediate_dtype)
+                halves.append(tucker(centre, outer, inner))
         delta = shaped_like(halves[0] * halves[1], weight, key)
         return add_delta(weight, delta, scale, strength, dora_scale, function, intermediate_dtype)

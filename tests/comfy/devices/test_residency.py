@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from comfy import ops
-from comfy.devices import memory, residency
+from comfy.devices import memory, prompt_models, residency
 from comfy.devices.policies import VRAMState
 from comfy.patching.patcher import ModelPatcher
 from tests.support.accelerator import CPU, Network, bytes_of, simulated_accelerator
@@ -276,3 +276,19 @@ def test_a_run_that_stays_short_of_memory_reports_it(accelerator: Any) -> None:
         residency.OutOfMemoryReport, match=r"not enough memory on .*wanted: Network"
     ):
         residency.run_or_make_room(runner, run)
+
+
+def test_models_of_the_running_prompt_go_last(accelerator: Any) -> None:
+    old, recent, newcomer = models(accelerator, 3)
+    room_for(accelerator, 2.05 * old.model_size())
+    residency.load_models_gpu([old])
+    residency.load_models_gpu([recent])
+    tracker = prompt_models.PROMPT_MODELS
+    tracker.start()
+    tracker.add([old.clone(), "text", 3])
+    residency.load_models_gpu([newcomer])
+    assert old.loaded_size() == old.model_size()
+    assert recent.loaded_size() < recent.model_size() * 0.1
+    assert tracker.models() == [old.model]
+    tracker.end()
+    assert tracker.models() == []

@@ -1,0 +1,246 @@
+"""Speed and memory of loading, patching and switching models; prints its figures.
+
+    python benchmarks/residency.py [--quick]
+
+Everything runs on the CPU, or for device budgets on the simulated accelerator of the test suite
+(left out without a C++ compiler). Figures of merit: see the header printed with each part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import psutil
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from comfy import ops
+from comfy.devices import residency
+from comfy.patching.patcher import ModelPatcher
+from comfy.weights.adapters import LoRAAdapter
+from comfy.weights.assign import assign_weights
+from comfy.weights.state_dict import load_torch_file
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+class Blocks(nn.Module):
+    """Linear layers of a transformer's proportions."""
+
+    def __init__(self, width: int, count: int, dtype: torch.dtype, device: str = "cpu") -> None:
+        super().__init__()
+        options = {"dtype": dtype, "device": device, "bias": False}
+        linear = ops.manual_cast.Linear
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    **{n: linear(width, width, **options) for n in ("q", "k", "v", "out")},
+                    "up": linear(width, 4 * width, **options),
+                    "down": linear(4 * width, width, **options),
+                }
+            )
+            for _ in range(count)
+        )
+        self.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, L, D] to the same; cheap on purpose."""
+        for block in self.blocks:
+            x = x + block["out"](block["v"](x) + block["q"](x) + block["k"](x))
+            x = x + block["down"](block["up"](x))
+        return x
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def best(call: Callable[[], Any], repeats: int = 3) -> float:
+    """Seconds of the fastest of several runs."""
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def lora_for(model: nn.Module, rank: int, seed: int = 0) -> dict[str, LoRAAdapter]:
+    """A LoRA on every linear layer."""
+    generator = torch.Generator().manual_seed(seed)
+    patches = {}
+    for key, weight in model.state_dict().items():
+        up = torch.randn(weight.shape[0], rank, generator=generator) * 0.01
+        down = torch.randn(rank, weight.shape[1], generator=generator) * 0.01
+        patches[key] = LoRAAdapter(set(), (up, down, float(rank), None, None, None))
+    return patches
+
+
+def bench_load(folder: Path, width: int, count: int) -> None:
+    """Cold load: file to network, against a plain copy of as many bytes."""
+    print("cold load of a page-cached file (goal: at least 70 % of a memory copy's rate)")
+    path = folder / "net.safetensors"
+    model = Blocks(width, count, torch.float16)
+    for parameter in model.parameters():
+        parameter.data.normal_()
+    save_file(model.state_dict(), path)
+    size = path.stat().st_size
+    copy_s = best(torch.cat([p.flatten() for p in model.parameters()]).clone)
+    del model
+    gc.collect()
+
+    def load(dtype: torch.dtype) -> Blocks:
+        net = Blocks(width, count, dtype, "meta")
+        assign_weights(net, load_torch_file(path), consume=True)
+        return net
+
+    def touch(dtype: torch.dtype) -> float:
+        return float(sum(p.view(torch.uint8)[::64].sum() for p in load(dtype).parameters()))
+
+    for dtype in (torch.float16, torch.float32):
+        map_s, use_s = best(lambda d=dtype: load(d)), best(lambda d=dtype: touch(d))
+        before = resident_bytes()
+        net = load(dtype)
+        held = resident_bytes() - before
+        weights = sum(p.nbytes for p in net.parameters())
+        print(
+            f"  to {str(dtype)[6:]}: {size / MIB:.0f} MiB in {map_s * 1e3:.1f} ms, read once in "
+            f"{use_s * 1e3:.0f} ms ({copy_s / max(map_s, 1e-9) * 100:.0f} % of a copy's rate); "
+            f"resident +{held / MIB:.0f} MiB for {weights / MIB:.0f} MiB of weights"
+        )
+        del net
+
+
+def bench_patch(width: int, count: int, rank: int) -> None:
+    """Patching, against the matrix products alone."""
+    print("patching with a LoRA (goal: within 1.3 x of the matrix products alone)")
+    for dtype in (torch.float32, torch.float16):
+        model = Blocks(width, count, dtype)
+        for parameter in model.parameters():
+            parameter.data.normal_()
+        patches = lora_for(model, rank)
+
+        def products(patches: dict[str, LoRAAdapter] = patches) -> None:
+            for adapter in patches.values():
+                torch.mm(adapter.weights[0], adapter.weights[1])
+
+        def patch(model: Blocks = model, patches: Any = patches) -> None:
+            view = ModelPatcher(model, CPU, CPU)
+            view.add_patches(patches)
+            view.patch_model(CPU)
+            view.unpatch_model()
+
+        plain, patched = best(products), best(patch)
+        print(
+            f"  {str(dtype)[6:]}, {len(patches)} weights, rank {rank}: products {plain:.2f} s, "
+            f"patching {patched:.2f} s ({patched / plain:.2f} x)"
+        )
+
+
+def bench_switch(width: int, count: int) -> None:
+    """Switching between two variants of one loaded model."""
+    print("switching between two LoRA variants (goal: patched weights only, both ways alike)")
+    model = Blocks(width, count, torch.float32)
+    for parameter in model.parameters():
+        parameter.data.normal_()
+    base = ModelPatcher(model, CPU, CPU)
+    views = [base.clone(), base.clone()]
+    for number, view in enumerate(views):
+        view.add_patches(dict(list(lora_for(model, 8, number).items())[: 6 * (number + 1)]))
+    for view in views * 2:
+        seconds = best(lambda v=view: residency.load_models_gpu([v]), 1)
+        print(f"  to a view with {len(view.patches)} patched weights: {seconds * 1e3:.1f} ms")
+    residency.unload_all_models()
+
+
+def bench_clone() -> None:
+    """Cloning a patcher with a thousand patched weights."""
+    model = nn.Module()
+    model.layers = nn.ModuleList(nn.Linear(1, 1) for _ in range(1000))
+    patcher = ModelPatcher(model, CPU, CPU)
+    patcher.add_patches({f"layers.{i}.weight": (torch.ones(1, 1),) for i in range(1000)})
+    patcher.model_size()
+    print(f"clone with 1,000 patched keys: {best(patcher.clone, 20) * 1e3:.2f} ms (goal: 1 ms)")
+
+
+def bench_flatness(rounds: int) -> None:
+    """Resident memory over runs that alternate models and LoRAs."""
+    nets = [Blocks(256, 4, torch.float32), Blocks(320, 4, torch.float32)]
+    patchers = [ModelPatcher(net, CPU, CPU) for net in nets]
+    marks = []
+    for number in range(rounds):
+        base = patchers[number % 2]
+        view = base.clone()
+        view.add_patches(lora_for(base.model, 4, number % 5))
+        residency.load_models_gpu([view])
+        base.model(torch.ones(1, 4, base.model.blocks[0]["q"].in_features))
+        if number in (rounds // 5, rounds - 1):
+            gc.collect()
+            marks.append(resident_bytes())
+    growth = (marks[1] - marks[0]) / marks[0] * 100
+    print(f"resident memory over {rounds} alternating runs: {growth:+.2f} % (goal: within 3 %)")
+    residency.unload_all_models()
+
+
+def bench_budget(width: int, count: int) -> None:
+    """A model twice the device's budget, and a loop of three models of which two fit."""
+    from tests.support.accelerator import simulated_accelerator
+
+    with simulated_accelerator() as fakegpu:
+        device = torch.device(f"{fakegpu.NAME}:0")
+        model = Blocks(width, count, torch.float32)
+        size = sum(p.nbytes for p in model.parameters())
+        patcher = ModelPatcher(model, device, CPU)
+        fakegpu.set_async(True)
+        patcher.patch_model(device, size // 2)
+        x = torch.ones(1, 4, width, device=device)
+        with torch.inference_mode():
+            model(x)
+            with fakegpu.transfers() as moved:
+                model(x)
+        streamed = size - patcher.loaded_size()
+        print(
+            f"model at half residency: {moved['h2d_bytes'] / MIB:.1f} MiB moved per step, "
+            f"{streamed / MIB:.1f} MiB not resident (goal: no more than that)"
+        )
+        patcher.detach()
+        trio = [ModelPatcher(Blocks(width, count, torch.float32), device, CPU) for _ in range(3)]
+        fakegpu.set_capacity(int(2.05 * size / 0.9))
+        for patcher in trio * 3:
+            residency.load_models_gpu([patcher])
+        with fakegpu.transfers() as moved:
+            for patcher in trio * 5:
+                residency.load_models_gpu([patcher])
+        loads = moved["h2d_bytes"] / size / 5
+        print(f"loop of three models, two fit: {loads:.2f} loads a round (all: 3, least: 1.5)")
+
+
+def main() -> None:
+    """Run all parts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes")
+    quick = parser.parse_args().quick
+    width, count = (512, 4) if quick else (1280, 12)
+    with tempfile.TemporaryDirectory() as folder:
+        bench_load(Path(folder), width, count)
+    bench_patch(width, count, 32)
+    bench_switch(width, count)
+    bench_clone()
+    bench_flatness(50 if quick else 200)
+    bench_budget(256, 6)
+
+
+if __name__ == "__main__":
+    main()
