@@ -8,6 +8,7 @@ node did: the outcome is in ``success``, ``status_messages`` and ``history_resul
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = ["ExecutorOptions", "PromptExecutor", "execute"]
 
 logger = logging.getLogger(__name__)
 
+MOST_EXPANDED_NAMED = 1000  # in an error; a loop of many turns would make it megabytes long
 POLL_S = 0.02  # how often an interruption is looked for while only async nodes run
 
 
@@ -311,7 +313,7 @@ class PromptExecutor:
             logger.info("prompt %s was interrupted in node %s", prompt_id, failing)
             self._send(
                 events.ExecutionInterrupted(
-                    prompt_id, node_id, node_type, tuple(executed), now, client_id
+                    prompt_id, node_id, node_type, _named(executed, prompt), now, client_id
                 )
             )
             return
@@ -321,8 +323,9 @@ class PromptExecutor:
         )  # fmt: skip
         details = {"expanded_node_id": failing} if failing != node_id else None
         failed = events.ExecutionError(
-            prompt_id, node_id, node_type, tuple(executed), error.message, error.exception_type,
-            error.traceback, error.current_inputs, tuple(current_outputs), now, details, client_id,
+            prompt_id, node_id, node_type, _named(executed, prompt), error.message,
+            error.exception_type, error.traceback, error.current_inputs,
+            _named(current_outputs, prompt), now, details, client_id,
         )  # fmt: skip
         self._send(failed)
 
@@ -330,6 +333,15 @@ class PromptExecutor:
         if self.interrupt.is_set():
             self.interrupt.clear()
             raise self.interrupt.exception
+
+
+def _named(node_ids: Sequence[str], prompt: Mapping[str, Any]) -> tuple[str, ...]:
+    """Ids for an error message: all posted nodes among them, and not too many expanded ones."""
+    if len(node_ids) - len(prompt) <= MOST_EXPANDED_NAMED:
+        return tuple(node_ids)
+    others = (name for name in node_ids if name not in prompt)
+    kept = set(itertools.islice(others, MOST_EXPANDED_NAMED))
+    return tuple(name for name in node_ids if name in prompt or name in kept)
 
 
 async def execute(

@@ -57,8 +57,7 @@ def describe_failure(
         inputs: What the node was called with.
         hint_for: Gives advice for the message, and may free memory: the frames are gone by then.
     """
-    if isinstance(error, NodeExitError) and error.__cause__ is not None:
-        error = error.__cause__
+    error = _as_raised(error)
     frames = _node_frames(error)
     message = _text_of(error)
     if isinstance(error, SystemExit):
@@ -73,6 +72,17 @@ def describe_failure(
             name: [printable(value) for value in values] for name, values in inputs.items()
         },
     )
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """What the node raised, where coroutines on the way had to wrap it."""
+    cause = error.__cause__
+    is_wrapped = isinstance(error, NodeExitError) or (
+        isinstance(error, RuntimeError)
+        and isinstance(cause, (StopIteration, StopAsyncIteration))
+        and str(error) in ("coroutine raised StopIteration", "coroutine raised StopAsyncIteration")
+    )
+    return cause if is_wrapped and cause is not None else error
 
 
 def _node_frames(error: BaseException) -> tuple[str, ...]:

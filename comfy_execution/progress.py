@@ -1,14 +1,17 @@
 """Progress of the nodes of a running prompt, and the hook through which node code reports it.
 
 The public frame shows every node seen so far, so sending it for every change costs the square of
-the number of nodes. Up to ``EVERY_CHANGE_UP_TO`` nodes it is sent for every change; above, at most
-every ``INTERVAL_S`` seconds, and once more when the prompt ends. Each frame is complete, so a
-client misses nothing but intermediate states.
+the number of nodes. Up to ``EVERY_CHANGE_UP_TO`` nodes it is sent for every change; above, so often
+that ``ENTRIES_PER_S`` entries are sent in a second, and once more when the prompt ends. Each frame
+is complete, so a client misses nothing but intermediate states. Of expanded nodes only the latest
+``MOST_EXPANDED`` are shown: a long loop would make frames of many megabytes.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -26,7 +29,8 @@ from comfy_execution.events import ProgressState as ProgressStateEvent
 from comfy_execution.graph import DynamicPrompt
 
 EVERY_CHANGE_UP_TO = 128
-INTERVAL_S = 0.05
+ENTRIES_PER_S = 2560  # 20 frames a second of 128 nodes; an entry is about 250 bytes on the wire
+MOST_EXPANDED = 1000
 
 PreviewImage = tuple[str, Any, "int | None"]
 """(format, image, bounding square in pixels or None)."""
@@ -55,25 +59,27 @@ class ProgressRegistry:
         self.current_node: str | None = None
         self._sink = sink or NullSink()
         self._nodes: dict[str, NodeProgress] = {}
+        self._expanded: deque[str] = deque()  # ids among them, in order of appearance
         self._sent_at = 0.0
-        self._is_behind = False
+        self._lock = threading.Lock()
+        self._late: threading.Timer | None = None  # sends what was held back
 
     @property
     def nodes(self) -> dict[str, NodeProgress]:
-        """Node id -> progress, in order of appearance; a copy."""
+        """Node id -> progress, in order of appearance, long past expanded nodes left out."""
         return dict(self._nodes)
 
     def start_progress(self, node_id: str) -> None:
         """A node starts, or starts again after waiting."""
         self.current_node = node_id
-        self._nodes[node_id] = self._entry(node_id, "running", 0.0, 1.0)
+        self._set(node_id, "running", 0.0, 1.0)
         self._publish()
 
     def update_progress(
         self, node_id: str, value: float, max_value: float, image: PreviewImage | None = None
     ) -> None:
         """A node reports that it is at value of max_value, with a preview if it has one."""
-        self._nodes[node_id] = self._entry(node_id, "running", value, max_value)
+        self._set(node_id, "running", value, max_value)
         self._publish()
         if image is not None:
             self._sink.publish(self.preview(node_id, image, with_metadata=True))
@@ -81,21 +87,23 @@ class ProgressRegistry:
     def finish_progress(self, node_id: str) -> None:
         """A node is done, or its cached result stands for it."""
         entry = self._nodes.get(node_id)
-        if entry is None:
-            self._nodes[node_id] = self._entry(node_id, "finished", 1, 1)
-        else:
-            self._nodes[node_id] = self._entry(node_id, "finished", entry.max, entry.max)
+        reached = 1 if entry is None else entry.max
+        self._set(node_id, "finished", reached, reached)
         self._publish()
 
     def flush(self) -> None:
         """Sends the state if changes were held back."""
-        if self._is_behind:
-            self._send()
+        with self._lock:
+            if self._late is not None:
+                self._send()
 
     def close(self) -> None:
         """The prompt has ended: keeps nothing of its graph alive."""
+        with self._lock:
+            self._forget_late()
         self.dynprompt = DynamicPrompt({})
         self._nodes = {}
+        self._expanded.clear()
 
     def preview(self, node_id: str, image: PreviewImage, *, with_metadata: bool) -> Preview:
         """The event that carries an image of a node's unfinished work."""
@@ -123,13 +131,18 @@ class ProgressRegistry:
         """Shows a line of text under a node."""
         self._sink.publish(ProgressText(text, node_id, self.prompt_id, self.client_id))
 
-    def _entry(self, node_id: str, state: str, value: float, max_value: float) -> NodeProgress:
+    def _set(self, node_id: str, state: str, value: float, max_value: float) -> None:
         prompt = self.dynprompt
-        return NodeProgress(
+        parent_id = prompt.get_parent_node_id(node_id)
+        if parent_id is not None and node_id not in self._nodes:
+            self._expanded.append(node_id)
+            if len(self._expanded) > MOST_EXPANDED:
+                self._nodes.pop(self._expanded.popleft(), None)
+        self._nodes[node_id] = NodeProgress(
             node_id,
             self.prompt_id,
             prompt.get_display_node_id(node_id),
-            prompt.get_parent_node_id(node_id),
+            parent_id,
             prompt.get_real_node_id(node_id),
             state,
             value,
@@ -137,17 +150,33 @@ class ProgressRegistry:
         )
 
     def _publish(self) -> None:
-        crowded = len(self._nodes) > EVERY_CHANGE_UP_TO
-        if crowded and time.monotonic() - self._sent_at < INTERVAL_S:
-            self._is_behind = True
-        else:
-            self._send()
+        count = len(self._nodes)
+        with self._lock:
+            wait_s = self._sent_at + count / ENTRIES_PER_S - time.monotonic()
+            if count <= EVERY_CHANGE_UP_TO or wait_s <= 0:
+                self._send()
+            elif self._late is None:
+                self._late = threading.Timer(wait_s, self._send_late)
+                self._late.daemon = True
+                self._late.start()
+
+    def _send_late(self) -> None:
+        """What was held back goes out even if the node that runs reports nothing for long."""
+        with self._lock:
+            if self._late is threading.current_thread():
+                self._send()
 
     def _send(self) -> None:
+        """Publishes everything; the lock is held, so that no older state follows a newer one."""
+        self._forget_late()
         self._sent_at = time.monotonic()
-        self._is_behind = False
         nodes = tuple(self._nodes.values())
         self._sink.publish(ProgressStateEvent(self.prompt_id, nodes, self.client_id))
+
+    def _forget_late(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 _state: ContextVar[ProgressRegistry | None] = ContextVar("progress_state", default=None)

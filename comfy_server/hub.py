@@ -139,19 +139,29 @@ class Hub:
         """Sends a text frame to one client, or to all when `sid` is None."""
         self.send_frame(text_frame(kind, data), sid)
 
-    def send_frame(self, frame: str, sid: str | None, user: str | None = None) -> None:
+    def send_frame(
+        self,
+        frame: str,
+        sid: str | None,
+        user: str | None = None,
+        key: object | None = None,
+    ) -> None:
         """Sends encoded text to one client, or to all sockets (of one user).
 
         A client that asked for numbered frames gets its numbers even while it is away.
+
+        Args:
+            key: Frames with the same key replace each other while they wait, numbered ones
+                excepted.
         """
         if sid is None:
-            shared = TextFrame(frame)
+            shared = TextFrame(frame, key)
             for client in self._receivers(None, user):
                 self._put_text(client, shared)
             return
         found, stream = self.clients.get(sid), self._streams.get(sid)
         if found is not None:
-            self._put_text(found, TextFrame(frame))
+            self._put_text(found, TextFrame(frame, key))
         elif stream is not None:
             stream.number(frame)
 

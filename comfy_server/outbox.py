@@ -1,8 +1,9 @@
-"""Frames on their way to one socket: bounded, in order, previews droppable, text never dropped.
+"""Frames on their way to one socket: bounded, in order, and without what has been overtaken.
 
 The event loop appends, one writer task takes. A preview is not yet encoded when it is appended; a
 newer preview of the same node replaces one that has not been taken, so a slow reader sees fewer
-pictures and no old ones. Text waits in order up to a bound; beyond it the reader is given up.
+pictures and no old ones. So it is with text that tells a whole state. All other text waits in order
+up to a bound; beyond it the reader is given up.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from concurrent.futures import Executor
 
 from comfy_server.frames import wire_form
 
-MAX_FRAMES = 8192
+MAX_FRAMES = 1 << 17  # a prompt of 10,000 nodes makes 40,000 frames, faster than many clients read
 MAX_BYTES = 32 * 1024 * 1024
 
 
@@ -40,10 +41,12 @@ class LazyFrame:
 class TextFrame:
     """A text frame; its wire form is made once for all its receivers."""
 
-    __slots__ = ("_wire", "text")
+    __slots__ = ("_wire", "key", "text")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, key: object | None = None) -> None:
+        """`key` tells which frames replace each other; None marks a frame that must arrive."""
         self.text = text
+        self.key = key
         self._wire: bytes | None = None
 
     def __len__(self) -> int:
@@ -85,21 +88,22 @@ class Outbox:
         Raises:
             Overflow: too many frames or bytes are waiting.
         """
-        if isinstance(frame, LazyFrame):
+        if not isinstance(frame, bytes):
             self._replace_older(frame)
-        else:
-            self._bytes += len(frame)
+        self._bytes += _size(frame)
         if len(self._frames) >= self._max_frames or self._bytes > self._max_bytes:
             raise Overflow
         self._frames.append(frame)
         self._waiting.set()
 
-    def _replace_older(self, frame: LazyFrame) -> None:
+    def _replace_older(self, frame: TextFrame | LazyFrame) -> None:
         if frame.key is None:
             return
-        older = self._latest.get(frame.key, -1) - self._taken
-        if older >= 0:
-            self._frames[older] = None
+        position = self._latest.get(frame.key, -1) - self._taken
+        if position >= 0:
+            older = self._frames[position]
+            self._frames[position] = None
+            self._bytes -= _size(older)
             self.dropped += 1
         self._latest[frame.key] = self._taken + len(self._frames)
 
@@ -113,11 +117,17 @@ class Outbox:
                 if frame is None:
                     continue
                 taken.append(frame)
-                if isinstance(frame, LazyFrame):
+                self._bytes -= _size(frame)
+                if not isinstance(frame, bytes):
                     self._latest.pop(frame.key, None)
+                if isinstance(frame, LazyFrame):
                     break
-                self._bytes -= len(frame)
             if taken:
                 return taken
             self._waiting.clear()
             await self._waiting.wait()
+
+
+def _size(frame: Frame | None) -> int:
+    """Bytes that a waiting frame holds; a preview that is not encoded counts as none."""
+    return 0 if frame is None or isinstance(frame, LazyFrame) else len(frame)

@@ -10,14 +10,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, cast
 
 from aiohttp import web
 
 import folder_paths
-from comfy_execution.events import Event, Executing, ExecutionStart, Preview, ProgressText
+from comfy_execution.events import (
+    Event,
+    Executing,
+    ExecutionStart,
+    Preview,
+    ProgressState,
+    ProgressText,
+)
 from comfy_execution.items import Submission
+from comfy_execution.progress import EVERY_CHANGE_UP_TO
 from comfy_execution.queue import PromptQueue
 from comfy_server import frames
 from comfy_server.application import add_routes, build_application
@@ -31,12 +38,12 @@ from comfy_server.outbox import LazyFrame
 from comfy_server.ownership import owner_of_item
 from comfy_server.packs import Packs
 from comfy_server.services import Services
+from comfy_server.submissions import Submissions
 from comfy_server.users import UserManager
 from protocol import BinaryEventTypes
 
 logger = logging.getLogger(__name__)
 
-SUBMITTERS = 32
 PromptHandler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -83,7 +90,7 @@ class PromptServer:
         self.supports = ["custom_nodes_from_web"]
         self.on_prompt_handlers: list[PromptHandler] = []
         self.routes = web.RouteTableDef()
-        self._submitter = ThreadPoolExecutor(SUBMITTERS, thread_name_prefix="prompt-submitter")
+        self._submissions = Submissions(self.services.queue.submit_all)
         self.hub = Hub(loop, self.options.preview_interval_s)
         self.packs = Packs(self.options.frontend_root, self.options.extension_root)
         self.user_manager = UserManager(
@@ -138,9 +145,7 @@ class PromptServer:
         if isinstance(event, int):
             self._post_binary(event, data, sid)
         else:
-            frame = frames.text_frame(event, data)
-            user = None if event == "status" else self._audience
-            self.hub.post(lambda: self.hub.send_frame(frame, sid, user))
+            self._post_text(event, data, sid)
 
     async def send(self, event: str | int, data: Any, sid: str | None = None) -> None:
         """As `send_sync`, from a coroutine."""
@@ -176,11 +181,8 @@ class PromptServer:
         add_routes(self)
 
     async def submit(self, item: Sequence[Any]) -> Submission:
-        """Puts a prompt in the queue; it is on disk when this returns.
-
-        Threads wait for the disk together, so that many clients share one flush.
-        """
-        return await self.loop.run_in_executor(self._submitter, self.prompt_queue.submit, item)
+        """Puts a prompt in the queue; it is on disk when this returns."""
+        return await self._submissions.submit(item)
 
     @property
     def _audience(self) -> str | None:
@@ -230,7 +232,17 @@ class PromptServer:
             return
         if not self.hub.is_heard(sid):
             return
-        self.send_sync(event.name, event.payload(), None if event.broadcast else sid)
+        key: object | None = None
+        if isinstance(event, ProgressState) and len(event.nodes) > EVERY_CHANGE_UP_TO:
+            key = (event.name, event.prompt_id)  # large, and each shows all that was before it
+        self._post_text(event.name, event.payload(), None if event.broadcast else sid, key)
+
+    def _post_text(
+        self, kind: str, data: Any, sid: str | None, key: object | None = None
+    ) -> None:
+        frame = frames.text_frame(kind, data)
+        user = None if kind == "status" else self._audience
+        self.hub.post(lambda: self.hub.send_frame(frame, sid, user, key))
 
     def _post_preview(self, event: Preview) -> None:
         image_format, image, size = event.format, event.image, event.max_size

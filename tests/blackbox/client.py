@@ -176,6 +176,18 @@ class Client:
             else:
                 return
 
+    def waiting(self, quiet_s: float = 0.2) -> list[Frame | bytes]:
+        """Frames that come until there is silence for a while."""
+        found: list[Frame | bytes] = []
+        self.socket.settimeout(quiet_s)
+        try:
+            found.extend(self.frames())
+        except websocket.WebSocketTimeoutException:
+            pass
+        finally:
+            self.socket.settimeout(END_TIMEOUT_S)
+        return found
+
     def image(self, place: Mapping[str, str]) -> bytes:
         """The file behind one item of an output."""
         query = "&".join(f"{key}={place[key]}" for key in ("filename", "subfolder", "type"))

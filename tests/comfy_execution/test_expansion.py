@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from comfy_execution import graph
+from comfy_execution import executor, graph, progress
 from comfy_execution.graph_utils import GraphBuilder, add_graph_prefix, is_link
 from tests.comfy_execution.support import (
     POLICIES,
@@ -114,9 +114,7 @@ class WhileClose(NodeBase):
         return sorted(found)
 
 
-EXPANDING = {
-    kind.__name__: kind for kind in (AddTwice, CountDown, WhileOpen, WhileClose)
-}
+EXPANDING = {kind.__name__: kind for kind in (AddTwice, CountDown, WhileOpen, WhileClose)}
 
 
 @pytest.fixture(params=POLICIES)
@@ -328,6 +326,26 @@ def test_a_loop_that_does_not_end_meets_a_limit(
     classic.run({"1": make("CountDown", count=10**9, total=0), "2": make("Show", value=["1", 0])})
     assert classic.error["exception_type"].endswith("GraphLimitError")
     assert "50" in classic.error["exception_message"]
+
+
+def test_a_long_loop_makes_neither_frames_nor_errors_that_grow_with_it(
+    classic: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "MAX_DEPTH", 300)
+    monkeypatch.setattr(progress, "MOST_EXPANDED", 50)
+    monkeypatch.setattr(executor, "MOST_EXPANDED_NAMED", 20)
+    prompt = {
+        "1": make("CountDown", count=10**9, total=0),
+        "2": make("Show", value=["1", 0]),
+        "3": make("Show", value=7),
+    }
+    classic.run(prompt)
+    last = classic.sink.named("progress_state")[-1]["nodes"]
+    assert {"1", "3"} <= set(last)
+    assert len(last) <= 3 + 50
+    assert "3" in classic.error["executed"]
+    assert len(classic.error["executed"]) <= 3 + 20
+    assert len(classic.error["current_outputs"]) <= 3 + 20
 
 
 def test_expansion_into_an_unknown_class_is_an_error_of_the_node(classic: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -311,6 +312,27 @@ def test_many_nodes_are_reported_at_intervals_and_completely_at_the_end() -> Non
     assert len(states) < 2 * 600
     assert len(states[-1]["nodes"]) == 601
     assert {entry["state"] for entry in states[-1]["nodes"].values()} == {"finished"}
+
+
+def test_what_was_held_back_is_sent_though_the_running_node_reports_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "ENTRIES_PER_S", 50_000)
+    sink = Recorder()
+    registry = progress.ProgressRegistry("p", DynamicPrompt({}), sink)
+    for number in range(400):
+        registry.start_progress(str(number))
+    deadline = time.monotonic() + 10
+    while len(sink.named("progress_state")[-1]["nodes"]) < 400 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert len(sink.named("progress_state")[-1]["nodes"]) == 400
+    registry.start_progress("last")
+    registry.flush()
+    sent = len(sink.events)
+    assert "last" in sink.named("progress_state")[-1]["nodes"]
+    registry.close()
+    time.sleep(0.02)
+    assert len(sink.events) == sent
 
 
 def test_node_code_can_ask_where_it_runs() -> None:

@@ -252,6 +252,18 @@ async def test_a_waiting_preview_is_replaced_by_a_newer_one_in_place() -> None:
     assert outbox.dropped == 1
 
 
+async def test_waiting_text_that_tells_a_whole_state_is_replaced_too() -> None:
+    outbox = Outbox(max_bytes=12)
+    event, newest = TextFrame("event"), TextFrame("state 2", key="prompt")
+    for frame in (TextFrame("state 1", key="prompt"), event, newest):
+        outbox.put(frame)
+    assert await outbox.take() == [event, newest]
+    later = TextFrame("state 3", key="prompt")
+    outbox.put(later)
+    assert await outbox.take() == [later]
+    assert outbox.dropped == 1
+
+
 async def test_an_outbox_is_bounded_in_frames_and_bytes() -> None:
     outbox = Outbox(max_frames=2, max_bytes=10)
     outbox.put(b"12345")

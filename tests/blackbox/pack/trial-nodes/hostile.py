@@ -30,7 +30,7 @@ KINDS = {
     "StopIteration": lambda: next(iter(())),
     "GeneratorExit": lambda: _throw(GeneratorExit()),
     "CancelledError": lambda: _cancelled(),
-    "UnprintableError": lambda: _throw(Unprintable()),
+    "Unprintable": lambda: _throw(Unprintable()),
 }
 
 
