@@ -53,6 +53,23 @@ class Submission:
     number: float
 
 
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A prompt that is about to wait in the queue.
+
+    Attributes:
+        item: What was accepted.
+        prompt_text: JSON text of its prompt, as posted.
+        fingerprint: Digest of the posted body.
+        arrival: Orders prompts of equal number.
+    """
+
+    item: QueueItem
+    prompt_text: str
+    fingerprint: str
+    arrival: int
+
+
 class CancelOutcome(Enum):
     """What cancelling one job did."""
 

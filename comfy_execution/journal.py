@@ -11,13 +11,12 @@ import logging
 import os
 import sqlite3
 import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from comfy_execution.items import QueueItem
+from comfy_execution.items import Accepted, QueueItem
 from comfy_execution.wire import dump_json
 
 logger = logging.getLogger(__name__)
@@ -45,6 +44,10 @@ CREATE TABLE IF NOT EXISTS history (
 """
 
 
+_COLUMNS = "prompt_id, number, arrival, prompt, extra_data, outputs, fingerprint"
+_PLACES = "(?, ?, ?, ?, ?, ?, ?)"
+
+
 class JournalInUseError(RuntimeError):
     """Another running server owns the journal file."""
 
@@ -65,17 +68,6 @@ class Recovered:
     abandoned: list[tuple[QueueItem, str]]
 
 
-class _Enqueued:
-    """A prompt on its way to the disk, and what became of it."""
-
-    __slots__ = ("error", "is_done", "row")
-
-    def __init__(self, row: tuple[object, ...]) -> None:
-        self.row = row
-        self.is_done = False
-        self.error: Exception | None = None
-
-
 class Journal:
     """One SQLite file, owned by one process. Methods may be called from any thread."""
 
@@ -88,76 +80,47 @@ class Journal:
         """
         self.path = path
         self._lock = threading.Lock()
-        self._waiting: deque[_Enqueued] = deque()
         self._owner = _claim(path)
-        self._db = sqlite3.connect(
-            path, check_same_thread=False, isolation_level=None, timeout=10.0
-        )
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db = _connect(path, synchronous="NORMAL")
         self._db.executescript(_SCHEMA)
+        self._synced = _connect(path, synchronous="FULL")  # a statement returns when it is on disk
 
     def close(self) -> None:
         """Closes the file and lets another process have it."""
         with self._lock:
+            self._synced.close()
             self._db.close()
             self._owner.close()
 
     # --- queue --------------------------------------------------------------------------------
 
-    def enqueue(self, item: QueueItem, prompt_text: str, fingerprint: str, arrival: int) -> None:
-        """Writes an accepted prompt; it is on disk when this returns.
+    def enqueue(self, prompts: Sequence[Accepted]) -> list[Exception | None]:
+        """Writes accepted prompts with one flush; they are on disk when this returns.
 
-        Prompts that several threads bring at once share one flush of the disk.
-
-        Args:
-            item: What was accepted; its secrets are left out.
-            prompt_text: JSON text of its prompt.
-            fingerprint: Digest of the posted body.
-            arrival: Orders prompts of equal number.
+        Returns:
+            For each prompt None, or why it could not be written.
         """
-        row = (
-            item[1],
-            float(item[0]),
-            arrival,
-            prompt_text,
-            dump_json(item[3]),
-            dump_json(item[4]),
-            fingerprint,
-        )
-        ticket = _Enqueued(row)
-        self._waiting.append(ticket)
+        rows = [_row(prompt) for prompt in prompts]
         with self._lock:
-            if not ticket.is_done:
-                self._write_waiting()
-        if ticket.error is not None:
-            raise ticket.error
+            whole = self._insert(rows)
+            if whole is None or len(rows) == 1:
+                return [whole] * len(rows)
+            return [self._insert([row]) for row in rows]  # one is at fault: spare the others
 
-    def _write_waiting(self) -> None:
-        """Writes every prompt that threads wait to see on disk with one flush. The lock is held."""
-        batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        self._db.execute("PRAGMA synchronous=FULL")
+    def _insert(self, rows: Sequence[tuple[object, ...]]) -> Exception | None:
+        """Inserts all rows or none.
+
+        One statement does it: each one gives up the interpreter, and under load getting it back
+        takes longer than the disk.
+        """
+        values = ", ".join([_PLACES] * len(rows))
         try:
-            self._insert(batch)
-        except sqlite3.Error:
-            for ticket in batch:  # one of them is at fault: the others must not suffer
-                try:
-                    self._insert([ticket])
-                except sqlite3.Error as error:
-                    ticket.error = error
-        finally:
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            for ticket in batch:
-                ticket.is_done = True
-
-    def _insert(self, batch: Sequence[_Enqueued]) -> None:
-        with self._db:
-            self._db.execute("BEGIN")
-            self._db.executemany(
-                "INSERT INTO queue (prompt_id, number, arrival, prompt, extra_data, outputs, "
-                "fingerprint) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [ticket.row for ticket in batch],
+            self._synced.execute(
+                f"INSERT INTO queue ({_COLUMNS}) VALUES {values}", [v for row in rows for v in row]
             )
+        except (sqlite3.Error, ValueError) as error:  # ValueError: half of a surrogate pair
+            return error
+        return None
 
     def mark_running(self, prompt_id: str) -> None:
         """Counts a start of the prompt; a disk that refuses does not keep it from running."""
@@ -269,6 +232,27 @@ class Journal:
     def _write(self, statement: str, values: tuple[object, ...]) -> None:
         with self._lock:
             self._db.execute(statement, values)
+
+
+def _row(prompt: Accepted) -> tuple[object, ...]:
+    """What is written of a prompt, in the order of `_COLUMNS`."""
+    number, prompt_id, _, extra_data, outputs, _ = prompt.item
+    return (
+        prompt_id,
+        float(number),
+        prompt.arrival,
+        prompt.prompt_text,
+        dump_json(extra_data),
+        dump_json(outputs),
+        prompt.fingerprint,
+    )
+
+
+def _connect(path: Path, *, synchronous: str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10.0)
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute(f"PRAGMA synchronous={synchronous}")
+    return db
 
 
 def _claim(path: Path) -> IO[bytes]:

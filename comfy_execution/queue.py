@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from comfy_execution import events, items
+from comfy_execution.admission import Admission, Outcome
 from comfy_execution.history import HistoryStore
 from comfy_execution.items import (
     CancelOutcome,
@@ -58,8 +59,9 @@ class PromptQueue:
         self.flags: dict[str, Any] = {}
         self._journal = journal
         self._pending = PendingPrompts()
-        self._fingerprints: dict[str, str] = {}
         self._history = HistoryStore(history_limit, journal)
+        self._admission = Admission(self.mutex, self._history, journal, self._pending.next_arrival)
+        self._fingerprints = self._admission.fingerprints
         self._texts: dict[int, str] = {}
         self._paused = False
         self._interrupt_listeners: list[Callable[[str], None]] = []
@@ -76,29 +78,25 @@ class PromptQueue:
             ACCEPTED; DUPLICATE when a prompt with this id and the same body is known (nothing is
             queued, the first job answers); CONFLICT when the id belongs to another body.
         """
-        entry = items.normalize_item(item)
-        number, prompt_id = entry[0], entry[1]
-        prompt_text = dump_json(entry[2])
-        fingerprint = items.fingerprint_of(prompt_text, entry)
-        with self.mutex:
-            known = self._fingerprints.get(prompt_id) or self._history.fingerprint(prompt_id)
-            if known is not None:
-                kind = SubmissionKind.DUPLICATE if known == fingerprint else SubmissionKind.CONFLICT
-                return Submission(kind, prompt_id, number)
-            self._fingerprints[prompt_id] = fingerprint
-            arrival = self._pending.next_arrival()
-        if self._journal is not None:
-            try:
-                self._journal.enqueue(entry, prompt_text, fingerprint, arrival)
-            except BaseException:
-                with self.mutex:
-                    self._fingerprints.pop(prompt_id, None)
-                raise
-        with self.mutex:
-            self._pending.add(entry, prompt_text, arrival)
-            self._changed()
-            self.not_empty.notify()
-        return Submission(SubmissionKind.ACCEPTED, prompt_id, number)
+        outcome = self.submit_all([item])[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def submit_all(self, given: Sequence[Sequence[Any]]) -> list[Outcome]:
+        """Submits prompts that arrive together; they share one flush of the disk.
+
+        Returns:
+            For each item what ``submit`` returns or raises.
+        """
+        outcomes, accepted = self._admission.admit(given)
+        if accepted:
+            with self.mutex:
+                for one in accepted:
+                    self._pending.add(one.item, one.prompt_text, one.arrival)
+                self._changed()
+                self.not_empty.notify(len(accepted))
+        return outcomes
 
     def put(self, item: Sequence[Any]) -> None:
         """Queues an item, as node packages do.
@@ -110,9 +108,7 @@ class PromptQueue:
         if submission.kind is not SubmissionKind.ACCEPTED:
             raise items.PromptIdConflictError(submission.prompt_id)
 
-    def restore(
-        self, entries: Sequence[tuple[QueueItem, str]], *, paused: bool = False
-    ) -> None:
+    def restore(self, entries: Sequence[tuple[QueueItem, str]], *, paused: bool = False) -> None:
         """Takes over (item, fingerprint) pairs that the journal kept, in this order."""
         with self.mutex:
             self._fingerprints.update((item[1], fingerprint) for item, fingerprint in entries)

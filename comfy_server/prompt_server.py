@@ -90,7 +90,7 @@ class PromptServer:
         self.supports = ["custom_nodes_from_web"]
         self.on_prompt_handlers: list[PromptHandler] = []
         self.routes = web.RouteTableDef()
-        self._submissions = Submissions(self.services.queue.submit_all)
+        self._submissions = Submissions(lambda items: self.prompt_queue.submit_all(items))
         self.hub = Hub(loop, self.options.preview_interval_s)
         self.packs = Packs(self.options.frontend_root, self.options.extension_root)
         self.user_manager = UserManager(

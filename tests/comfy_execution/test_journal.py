@@ -68,6 +68,20 @@ def test_pending_prompts_come_back_in_order_with_their_client(path: Path) -> Non
     assert second.queue.submit(item("a")).kind is SubmissionKind.DUPLICATE
 
 
+def test_prompts_that_arrive_together_are_accepted_or_refused_each_for_itself(path: Path) -> None:
+    first = Process(path)
+    first.queue.put(item("known"))
+    given = [item("a"), item("known", 3), item("a"), (1, "short"), item("b"), item("\ud800")]
+    changed = (0, "known", {"1": make("Show", value=2)}, {"client_id": "me"}, ["1"])
+    kinds = [getattr(o, "kind", type(o)) for o in first.queue.submit_all([*given, changed])]
+    accepted, duplicate = SubmissionKind.ACCEPTED, SubmissionKind.DUPLICATE
+    assert kinds[:5] == [accepted, duplicate, duplicate, ValueError, accepted]
+    assert kinds[5:] == [UnicodeEncodeError, SubmissionKind.CONFLICT]
+    assert first.waiting() == ["known", "a", "b"]
+    first.die()
+    assert Process(path).waiting() == ["known", "a", "b"]
+
+
 def test_the_running_prompt_is_tried_again_once(path: Path) -> None:
     first = Process(path)
     first.queue.put(item("runs", 5))
