@@ -40,8 +40,7 @@ def check_literal(
         if is_link(inner):
             return value, None  # unwrapped it would be taken for a link
         value = inner
-    kind = info.type if isinstance(info.type, str) else None
-    convert = CONVERSIONS.get(kind) if kind is not None else None
+    convert = CONVERSIONS.get(info.type) if isinstance(info.type, str) else None
     if convert is not None:
         try:
             value = convert(value)
@@ -49,13 +48,17 @@ def check_literal(
             return value, errors.not_convertible(name, info, value, error)
     if not check_values:
         return value, None
-    return value, _range_error(name, info, value) or _option_error(name, info, value)
+    error = None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        error = _range_error(name, info, value)
+    if error is None and convert is None:  # inputs of these types have no list of options
+        error = _option_error(name, info, value)
+    return value, error
 
 
-def _range_error(name: str, info: InputInfo, value: Any) -> errors.Error | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    least, most = info.options.get("min"), info.options.get("max")
+def _range_error(name: str, info: InputInfo, value: float) -> errors.Error | None:
+    options = info.options
+    least, most = options.get("min"), options.get("max")
     if isinstance(least, (int, float)) and value < least:
         return errors.out_of_range(name, info, value, "min")
     if isinstance(most, (int, float)) and value > most:
