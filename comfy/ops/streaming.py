@@ -108,7 +108,7 @@ class StreamPlan:
         return False
 
     def _start(self, layer: Any, stream: Any | None) -> Transfer:
-        sources = (layer.weight, layer.bias)
+        sources = (layer.weight, getattr(layer, "bias", None))
         if stream is None:
             return Transfer(_moved(sources, self.device, False), sources)
         with casting.on_stream(self.device, stream):
@@ -146,7 +146,7 @@ def fetch(layer: Any, device: torch.device | None) -> tuple[Any, Any, Any]:
     Returns:
         (weight, bias, token); hand the token to `release` after use.
     """
-    weight, bias = layer.weight, layer.bias
+    weight, bias = layer.weight, getattr(layer, "bias", None)
     here = device is None or (
         (weight is None or weight.device == device) and (bias is None or bias.device == device)
     )

@@ -74,7 +74,7 @@ class KeepingPlan(StreamPlan):
         held = self.held.get(id(layer))
         if held is not None:
             return held.tensors
-        sources = (layer.weight, layer.bias)
+        sources = (layer.weight, getattr(layer, "bias", None))
         tensors = super()._arrive(layer)
         patches = self.patches.get(id(layer))
         if patches is not None:
@@ -94,7 +94,7 @@ class KeepingPlan(StreamPlan):
         self.held_bytes += size
         for source in sources:
             if source is not None:
-                release_pages(source.detach())
+                release_pages(source)
 
     def set_patches(self, layer: Any, patches: LayerPatches) -> None:
         """Change what is done to a layer on arrival; a kept weight that is no longer right goes."""

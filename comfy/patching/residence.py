@@ -27,6 +27,7 @@ from comfy.patching.attributes import (
     swap_attr,
     undo_swap,
 )
+from comfy.weights.mapped_file import release_pages
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +155,7 @@ class Residence:
         taken = 0
         if copy is None or copy.device != device:
             copy = home.detach().to(device)
+            release_pages(home)
             if isinstance(home, nn.Parameter):
                 copy = nn.Parameter(copy, requires_grad=False)
             taken = tensor_bytes(home)

@@ -83,6 +83,7 @@ class WeightPatching:
         else:
             self.residence.replace(owner, prefix, name, patched)
             self.backup.setdefault(key, Backup(self.residence.home[key], False))
+            release_pages(weight)
         self.residence.applied[key] = tuple(self.patches[key])
         return None
 

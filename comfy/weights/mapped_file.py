@@ -16,6 +16,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from comfy.weights.errors import NotSafetensorsError, TruncatedWeightFileError
@@ -220,10 +221,10 @@ def is_file_backed(tensor: torch.Tensor) -> bool:
 def release_pages(tensor: torch.Tensor) -> int:
     """Give the physical memory of a file-backed tensor back; the next use reads the file again.
 
-    Only for tensors nobody wrote to: a written page would silently return to the file's contents.
+    A page that was written to exists nowhere else, so a tensor with such a page is left alone.
 
     Returns:
-        Bytes given back (whole pages); 0 for a tensor that is not file-backed.
+        Bytes given back (whole pages); 0 when there is nothing to give back safely.
     """
     mapping = mapping_of(tensor)
     advise = getattr(mapping, "madvise", None)
@@ -233,7 +234,27 @@ def release_pages(tensor: torch.Tensor) -> int:
     end = start + tensor.nelement() * tensor.element_size()
     page = mmap.PAGESIZE
     start, end = -(-start // page) * page, end // page * page
-    if end <= start:
+    if end <= start or not _all_clean(mapping.base + start, end - start):
         return 0
     advise(mmap.MADV_DONTNEED, start, end - start)
     return end - start
+
+
+_PAGE_PRESENT, _PAGE_SWAPPED, _PAGE_OF_FILE = (np.uint64(1 << bit) for bit in (63, 62, 61))
+
+
+def _all_clean(address: int, length: int) -> bool:
+    """Whether no page of a range of memory was written to, by the system's page table.
+
+    Source: https://docs.kernel.org/admin-guide/mm/pagemap.html
+    """
+    first, count = address // mmap.PAGESIZE, length // mmap.PAGESIZE
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as table:
+            table.seek(first * 8)
+            pages = np.frombuffer(table.read(count * 8), dtype=np.uint64)
+    except OSError:
+        return False
+    written = ((pages & _PAGE_PRESENT) != 0) & ((pages & _PAGE_OF_FILE) == 0)
+    written |= (pages & _PAGE_SWAPPED) != 0
+    return len(pages) == count and not bool(written.any())

@@ -1,12 +1,10 @@
-"""Public modules: names packs import exist, and assigning to them reaches their owners."""
+"""Public modules: names can be read, and assigning to them reaches their owners."""
 
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,36 +15,6 @@ MODULES = (
     "comfy.utils", "comfy.model_management", "comfy.model_patcher", "comfy.ops", "comfy.lora",
     "comfy.patcher_extension", "comfy.hooks", "comfy.float",
 )  # fmt: skip
-
-NOT_OFFERED = {
-    "comfy.model_patcher.QuantizedTensor",
-    "comfy.ops.linear_input_act",
-    "comfy.utils.convert_old_quants",
-}
-"""Names that stand for quantised layers, which this server does not have yet."""
-
-
-def recorded_names(spec: Path) -> set[str]:
-    """`module.name` of everything packs use of these modules, from the interface record."""
-    text = (spec / "custom-node-api.md").read_text(encoding="utf-8")
-    names: set[str] = set()
-    sections = re.findall(r"^### `([\w.]+)` —.*?\n(.*?)(?=^##)", text, re.S | re.M)
-    for module, body in sections:
-        names |= {f"{module}.{name}" for name in re.findall(r"^\| \d+ \| `([\w]+)", body, re.M)}
-    for module, body in re.findall(r"^- `([\w.]+)`: (.*)$", text, re.M):
-        names |= {f"{module}.{name}" for name in re.findall(r"([\w.*]+) \(\d+\)", body)}
-    return {name for name in names if name.rpartition(".")[0] in MODULES}
-
-
-def test_every_name_packs_use_is_there(spec_folder: Path) -> None:
-    names = recorded_names(spec_folder)
-    assert len(names) > 100
-    missing = [
-        name
-        for name in sorted(names - NOT_OFFERED)
-        if not hasattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2])
-    ]
-    assert missing == []
 
 
 @pytest.mark.parametrize("module", MODULES)

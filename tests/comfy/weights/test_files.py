@@ -191,6 +191,15 @@ def test_released_pages_read_the_file_again(tmp_path: Path) -> None:
     assert mapped_file.release_pages(torch.ones(10_000)) == 0
 
 
+def test_pages_that_were_written_to_are_kept(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(100_000), "b": torch.zeros(100_000)}, tmp_path / "m.safetensors")
+    tensors = load_torch_file(tmp_path / "m.safetensors")
+    tensors["a"][50_000] = 7
+    assert mapped_file.release_pages(tensors["a"]) == 0
+    assert mapped_file.release_pages(tensors["b"]) > 0
+    assert tensors["a"].sum() == 7
+
+
 def test_unaligned_tensors_are_copied(tmp_path: Path) -> None:
     header = json.dumps({"a": entry("F32", [1], 0, 4)}).encode()
     header += b" " * ((3 - len(header)) % 8)  # the data part starts at an odd address
