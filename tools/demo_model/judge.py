@@ -183,6 +183,8 @@ def judge(picture: np.ndarray) -> Verdict:
     if covered < 0.0025:
         return Verdict(colour_name(background), None, None, (0.5, 0.5), covered)
     rows, columns = np.nonzero(mask)
-    centre = ((columns.min() + columns.max()) / 2 / width, (rows.min() + rows.max()) / 2 / height)
+    x, y = (columns.min() + columns.max()) / 2 / width, (rows.min() + rows.max()) / 2 / height
     colour = colour_name(np.median(picture[mask], axis=0))
-    return Verdict(colour_name(background), colour, _shape_name(mask), centre, covered)
+    return Verdict(
+        colour_name(background), colour, _shape_name(mask), (float(x), float(y)), covered
+    )

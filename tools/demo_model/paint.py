@@ -138,9 +138,8 @@ def _paint_things(canvas: _Canvas, scene: Scene) -> None:
                 else ((0.27, 0.5), (0.73, 0.5))[i]
             )
         else:
-            place = thing.position or canvas.rng.choice(list(POSITIONS))
-            x, y = POSITIONS[place]
-            if place != "center":
+            x, y = POSITIONS[thing.position or "center"]
+            if thing.position != "center":
                 r = min(r, 0.24)
             elif thing.size == "":
                 r *= 1.05

@@ -116,7 +116,7 @@ class Background:
 
 @dataclass(frozen=True)
 class Thing:
-    """One shape or object; without a `position` the painter chooses and the caption is silent."""
+    """One shape or object; only a thing that is alone has a `position`."""
 
     kind: str
     colour: str
@@ -193,8 +193,7 @@ def random_thing(
 
 def _single(seed: int, rng: random.Random) -> Scene:
     background = random_background(rng)
-    places = ["center", None, *list(POSITIONS)[1:]]
-    position = rng.choices(places, [3.0, 1.0] + [0.5] * 8)[0]
+    position = rng.choices(list(POSITIONS), [3.5] + [0.5] * 8)[0]
     thing = random_thing(rng, background.visible_colours, position=position)
     return Scene(seed, "single", (thing,), background)
 
