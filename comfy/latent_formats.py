@@ -36,8 +36,8 @@ class LatentFormat:
     latent_channels: int = 4
     latent_dimensions: int = 2
     spacial_downscale_ratio: int = 8
-    latent_rgb_factors: Rows | None = None
-    latent_rgb_factors_bias: list[float] | None = None
+    latent_rgb_factors: ClassVar[Rows | None] = None
+    latent_rgb_factors_bias: ClassVar[list[float] | None] = None
     latent_rgb_factors_reshape: Callable[[Tensor], Tensor] | None = None
     taesd_decoder_name: str | None = None
 
@@ -204,8 +204,8 @@ class LTXV(LatentFormat):
     latent_channels = 128
     latent_dimensions = 3
     spacial_downscale_ratio = 32
-    latent_rgb_factors = constants.LTXV_RGB
-    latent_rgb_factors_bias: ClassVar = [-0.0571, -0.1657, -0.2512]
+    latent_rgb_factors: ClassVar[Rows | None] = constants.LTXV_RGB
+    latent_rgb_factors_bias: ClassVar[list[float] | None] = [-0.0571, -0.1657, -0.2512]
 
 
 class LTXAV(LTXV):

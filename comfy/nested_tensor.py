@@ -7,7 +7,7 @@ A `NestedTensor` is a thin list of tensors that answers the tensor questions gra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class NestedTensor:
                 raise ValueError(
                     f"nested tensors of {len(self.tensors)} and {len(other.tensors)} members"
                 )
-            pairs = zip(self.tensors, other.tensors)
+            pairs: Iterable[tuple[Tensor, Any]] = zip(self.tensors, other.tensors)
         else:
             pairs = ((tensor, other) for tensor in self.tensors)
         return NestedTensor([change(tensor, second) for tensor, second in pairs])

@@ -107,7 +107,8 @@ def load_clip(
         WeightFileError: A file cannot be read, or holds no text encoder that can be loaded.
         ValueError: This combination of encoders cannot be loaded for the type.
     """
-    parts, metadata = [], {}
+    parts: list[StateDict] = []
+    metadata: dict[str, str] = {}
     for path in ckpt_paths:
         tensors, header = files.load_torch_file(path, return_metadata=True)
         part = as_clip_keys(tensors)

@@ -213,16 +213,17 @@ def _project_settings(folder: str) -> dict[str, Any]:
     path = os.path.join(folder, "pyproject.toml")
     if not os.path.isfile(path):
         return {}
-    if sys.version_info >= (3, 11):
+    try:
         import tomllib
-    else:  # has no reader of TOML
+    except ImportError:  # Python 3.10
         return {}
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            settings: dict[str, Any] = tomllib.load(file)
     except tomllib.TOMLDecodeError as error:
         logger.warning("cannot read %s: %s", path, error)
         return {}
+    return settings
 
 
 def _module_name(module_path: str) -> str:

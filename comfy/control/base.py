@@ -235,7 +235,9 @@ class ControlBase:
                     if output_dtype is not None:
                         residual = residual.to(output_dtype)
                 merged[part].append(residual)
-        for part in PARTS if control_prev is not None else ():
+        if control_prev is None:
+            return merged
+        for part in PARTS:
             own = merged[part]
             for number, before in enumerate(control_prev[part]):
                 if number >= len(own):

@@ -18,6 +18,7 @@ from comfy.control.base import (
     no_preprocessing,
 )
 from comfy.devices import placement, residency
+from comfy.ldm.t2i_adapter.model import Adapter, Adapter_light
 from comfy.ldm.unet import controlnet
 from comfy.patching.patcher import ModelPatcher
 
@@ -46,7 +47,7 @@ class ControlNet(ControlBase):
         preprocess_image: Callable[[Tensor], Tensor] = no_preprocessing,
     ) -> None:
         super().__init__()
-        self.control_model = control_model
+        self.control_model: Any = control_model  # an nn.Module, or what takes its place
         self.load_device = load_device or placement.get_torch_device()
         if control_model is not None:
             self.control_model_wrapped = ModelPatcher(
@@ -243,7 +244,7 @@ class T2IAdapter(ControlBase):
 
     def __init__(
         self,
-        t2i_model: nn.Module,
+        t2i_model: Adapter | Adapter_light,
         channels_in: int,
         compression_ratio: int,
         upscale_algorithm: str,
@@ -278,6 +279,8 @@ class T2IAdapter(ControlBase):
             x_noisy.shape[3] * self.compression_ratio, x_noisy.shape[2] * self.compression_ratio
         )
         if self.cond_hint is None or self.cond_hint.shape[-2:] != (height, width):
+            if self.cond_hint_original is None:
+                raise ValueError("this T2I adapter was given no hint; call set_cond_hint first")
             hint = resize.common_upscale(
                 self.cond_hint_original, width, height, self.upscale_algorithm, "center"
             )

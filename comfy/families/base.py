@@ -69,7 +69,9 @@ class BaseModel(nn.Module):
             operations = model_config.custom_operations or pick_operations(
                 unet_config.get("dtype"), self.manual_cast_dtype
             )
-            self.diffusion_model = unet_model(**unet_config, device=device, operations=operations)
+            self.diffusion_model: Any = unet_model(
+                **unet_config, device=device, operations=operations
+            )
             self.diffusion_model.eval()
         self.model_type = model_type or ModelType.EPS
         self.model_sampling = model_sampling(model_config, self.model_type)

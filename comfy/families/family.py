@@ -69,7 +69,7 @@ class ModelFamily:
     unet_config: dict[str, Any] = {}
     unet_extra_config: dict[str, Any] = {}
     required_keys: ClassVar[tuple[str, ...]] = ()
-    read_config: ClassVar[ReadConfig]
+    read_config: staticmethod[[Mapping[str, Tensor], str], dict[str, Any] | None]
 
     clip_prefix: ClassVar[list[str]] = []
     clip_vision_prefix: str | None = None

@@ -36,7 +36,7 @@ class SDXL(ModelFamily):
     unet_config: dict[str, Any] = dict(STRUCTURE)
     unet_extra_config = {"num_heads": -1, "num_head_channels": 64}
     read_config = staticmethod(read_unet_config)
-    latent_format = latent_formats.SDXL
+    latent_format: Any = latent_formats.SDXL
     memory_usage_factor = 0.8
 
     @classmethod

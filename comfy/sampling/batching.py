@@ -68,29 +68,31 @@ class _Accumulator:
     def __init__(self, x: Tensor) -> None:
         self.x = x
         self.only: tuple[Tensor, Job] | None = None
-        self.total: Tensor | None = None
-        self.weight: Tensor | None = None
+        self.sums: tuple[Tensor, Tensor] | None = None  # of weighted results, of weights
 
     def add(self, result: Tensor, job: Job) -> None:
-        if self.total is None and self.only is None and _is_uniform(job):
+        if self.sums is None and self.only is None and _is_uniform(job):
             self.only = (result, job)
             return
-        if self.total is None:
-            self.total = torch.zeros_like(self.x)
-            self.weight = torch.full_like(self.x, NO_WEIGHT)
         if self.only is not None:
             waiting, self.only = self.only, None
             self._add(*waiting)
         self._add(result, job)
 
     def _add(self, result: Tensor, job: Job) -> None:
-        cut(self.total, job.area).add_(result * job.mult)
-        cut(self.weight, job.area).add_(job.mult)
+        if self.sums is None:
+            self.sums = (torch.zeros_like(self.x), torch.full_like(self.x, NO_WEIGHT))
+        total, weight = self.sums
+        cut(total, job.area).add_(result * job.mult)
+        cut(weight, job.area).add_(job.mult)
 
     def mean(self) -> Tensor:
         if self.only is not None:
             return self.only[0]
-        return torch.zeros_like(self.x) if self.total is None else self.total.div_(self.weight)
+        if self.sums is None:
+            return torch.zeros_like(self.x)
+        total, weight = self.sums
+        return total.div_(weight)
 
 
 def _is_uniform(job: Job) -> bool:
@@ -145,9 +147,9 @@ def finalize_default_conds(
         if not entries or not bool(mult.any()):
             continue
         for entry in entries:
-            job = job_functions.get_area_and_mult(entry, x_in, timestep)
-            if job is not None:
-                job = job._replace(mult=mult)
+            found = job_functions.get_area_and_mult(entry, x_in, timestep)
+            if found is not None:
+                job = found._replace(mult=mult)
                 _keyframe_hooks(model, timestep, job, model_options)
                 hooked_to_run.setdefault(job.hooks, []).append((job, index))
 
@@ -203,7 +205,7 @@ def _calc_cond_batch(
 ) -> list[Tensor]:
     results = [_Accumulator(x_in) for _ in conds]
     by_hooks = _active_jobs(model, conds, x_in, timestep, model_options)
-    patcher = getattr(model, "current_patcher", None)
+    patcher: Any = getattr(model, "current_patcher", None)
     if patcher is not None:
         patcher.prepare_state(timestep)
     # The weights may still show another entry's hooks, so entries without any count too.

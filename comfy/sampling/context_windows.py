@@ -63,7 +63,8 @@ class IndexListContextWindow:
         """
         part = full[self._place(dim)]
         if retain_index_list:
-            place = (*(slice(None),) * (self.dim if dim is None else dim), list(retain_index_list))
+            axis = self.dim if dim is None else dim
+            place: tuple[Any, ...] = (*(slice(None),) * axis, list(retain_index_list))
             part[place] = full[place]
         return part if device is None else part.to(device)
 

@@ -24,7 +24,7 @@ from comfy.sampling import batching, checks, conditioning, masks, preparation
 def cfg_function(
     model: Any,
     cond_pred: Tensor,
-    uncond_pred: Tensor | None,
+    uncond_pred: Tensor,
     cond_scale: float,
     x: Tensor,
     timestep: Tensor,
@@ -108,6 +108,9 @@ class CFGGuider:
         inner_model, conds, loaded_models: Base model, processed lists and loaded models; they exist
             only while `sample` runs.
     """
+
+    inner_model: Any
+    conds: dict[str, conditioning.CondList]
 
     def __init__(self, model_patcher: Any) -> None:
         self.model_patcher = model_patcher

@@ -127,7 +127,7 @@ class BatchedBrownianTree:
         if seed is None:
             seed = random.getrandbits(63)
         self._per_item = not isinstance(seed, int)
-        seeds = list(seed) if self._per_item else [seed]
+        seeds = [seed] if isinstance(seed, int) else list(seed)
         if self._per_item and len(seeds) != x.shape[0]:
             raise ValueError(f"{len(seeds)} seeds for a batch of {x.shape[0]}; give one per item")
         self._target = {"dtype": x.dtype, "device": x.device}

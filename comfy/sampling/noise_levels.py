@@ -92,6 +92,8 @@ class NoiseLevels(nn.Module):
 class ModelSamplingDiscrete(NoiseLevels):
     """A table of trained steps; levels between them are interpolated in log sigma."""
 
+    log_sigmas: Tensor
+
     def __init__(self, model_config: Any = None, zsnr: bool | None = None) -> None:
         super().__init__()
         settings = _settings(model_config)

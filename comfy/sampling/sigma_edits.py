@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -39,7 +40,7 @@ def with_first(sigmas: Tensor, sigma: float) -> Tensor:
     return changed
 
 
-SPACINGS = {
+SPACINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: x,
     "cosine": lambda x: torch.sin(x * math.pi / 2),
     "sine": lambda x: 1 - torch.cos(x * math.pi / 2),

@@ -112,8 +112,9 @@ class StepCache:
         seen = self._seen
         current, previous = _sparse(x), seen.input
         seen.input = current
-        usable = previous is not None and previous.shape == current.shape
-        if not usable or not self.end_sigma <= sigma <= self.start_sigma:
+        if previous is None or previous.shape != current.shape:
+            return False
+        if not self.end_sigma <= sigma <= self.start_sigma:
             return False
         if seen.rate is None or seen.output is None:
             return False

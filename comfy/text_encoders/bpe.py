@@ -105,8 +105,8 @@ class CLIPTokenizer:
 
     def __init__(self, pieces: Tokenizer) -> None:
         self.pieces = pieces
-        self._start = pieces.token_to_id(START_TEXT)
-        self._end = pieces.token_to_id(END_TEXT)
+        self._start = self._number(START_TEXT)
+        self._end = self._number(END_TEXT)
 
     @classmethod
     def from_pretrained(cls, path: str | None = None, **options: Any) -> CLIPTokenizer:
@@ -120,6 +120,12 @@ class CLIPTokenizer:
         ids = self.pieces.encode(text, add_special_tokens=False).ids
         return {"input_ids": [self._start, *ids, self._end]}
 
+    def _number(self, token: str) -> int:
+        number = self.pieces.token_to_id(token)
+        if number is None:
+            raise ValueError(f"the vocabulary lacks the token {token!r}, which bounds every text")
+        return number
+
     def get_vocab(self) -> dict[str, int]:
         """Word piece -> id."""
         return self.pieces.get_vocab()
@@ -128,6 +134,6 @@ class CLIPTokenizer:
         """Text of ids, start and end left out."""
         kept = [number for number in ids if number not in (self._start, self._end)]
         letters = dict(zip(byte_letters(), byte_values()))
-        joined = "".join(self.pieces.id_to_token(number) for number in kept)
+        joined = "".join(self.pieces.id_to_token(number) or "" for number in kept)
         words = joined.replace(WORD_END, " ").strip()
         return bytes(letters.get(c, ord(" ")) for c in words).decode("utf-8", "replace")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from comfy.devices import placement, precision, residency
 from comfy.patching.patcher import ModelPatcher
@@ -84,7 +84,7 @@ class CLIP:
         )
         params = {**target.params, "dtype": dtype, "model_options": options}
         params["device"] = "meta" if state_dict else initial
-        self.cond_stage_model: nn.Module = target.clip(**params)
+        self.cond_stage_model: Any = target.clip(**params)  # an nn.Module, see EncoderTarget
         self.tokenizer: Any = target.tokenizer(
             embedding_directory=embedding_directory, tokenizer_data=tokenizer_data or {}
         )

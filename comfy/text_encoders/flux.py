@@ -28,14 +28,16 @@ class FluxTokenizer:
 
     def tokenize_with_weights(
         self, text: str, return_word_ids: bool = False, **kwargs: Any
-    ) -> dict[str, list[list[tuple]]]:
+    ) -> dict[str, list[list[tuple[Any, ...]]]]:
         """Chunks of weighted tokens by encoder name."""
         return {
             "l": self.clip_l.tokenize_with_weights(text, return_word_ids, **kwargs),
             "t5xxl": self.t5xxl.tokenize_with_weights(text, return_word_ids, **kwargs),
         }
 
-    def untokenize(self, token_weight_pair: Sequence[tuple]) -> list[tuple[tuple, str]]:
+    def untokenize(
+        self, token_weight_pair: Sequence[tuple[Any, ...]]
+    ) -> list[tuple[tuple[Any, ...], str]]:
         """Each weighted token with its word piece."""
         return self.clip_l.untokenize(token_weight_pair)
 

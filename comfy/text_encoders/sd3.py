@@ -34,7 +34,7 @@ class SD3Tokenizer:
 
     def tokenize_with_weights(
         self, text: str, return_word_ids: bool = False, **kwargs: Any
-    ) -> dict[str, list[list[tuple]]]:
+    ) -> dict[str, list[list[tuple[Any, ...]]]]:
         """Chunks of weighted tokens by encoder name."""
         encoders = {"g": self.clip_g, "l": self.clip_l, "t5xxl": self.t5xxl}
         return {
@@ -42,7 +42,9 @@ class SD3Tokenizer:
             for name, one in encoders.items()
         }
 
-    def untokenize(self, token_weight_pair: Sequence[tuple]) -> list[tuple[tuple, str]]:
+    def untokenize(
+        self, token_weight_pair: Sequence[tuple[Any, ...]]
+    ) -> list[tuple[tuple[Any, ...], str]]:
         """Each weighted token with its word piece."""
         return self.clip_g.untokenize(token_weight_pair)
 
@@ -116,7 +118,8 @@ class SD3ClipModel(nn.Module):
         wanted."""
         resting = placement.intermediate_device()
         states, pooled = self._encode_clip(token_weight_pairs, resting)
-        parts, extra = [] if states is None else [states], {}
+        parts = [] if states is None else [states]
+        extra: dict[str, Any] = {}
         if self.t5xxl is not None:
             t5_states, _, *told = self.t5xxl.encode_token_weights(token_weight_pairs["t5xxl"])
             parts.append(t5_states)
@@ -149,12 +152,19 @@ class SD3ClipModel(nn.Module):
         return states, torch.cat([l_pooled, g_pooled], dim=-1)
 
     def load_sd(self, sd: Mapping[str, Tensor]) -> Any:
-        """Load the weights of one encoder, known by its keys."""
+        """Load the weights of one encoder, known by its keys.
+
+        Raises ValueError for an encoder this one was built without.
+        """
+        name = "t5xxl"
         if "text_model.encoder.layers.30.mlp.fc1.weight" in sd:
-            return self.clip_g.load_sd(sd)
-        if "text_model.encoder.layers.1.mlp.fc1.weight" in sd:
-            return self.clip_l.load_sd(sd)
-        return self.t5xxl.load_sd(sd)
+            name = "clip_g"
+        elif "text_model.encoder.layers.1.mlp.fc1.weight" in sd:
+            name = "clip_l"
+        encoder: Any = getattr(self, name)
+        if encoder is None:
+            raise ValueError(f"weights of {name} given to an SD3 text encoder built without it")
+        return encoder.load_sd(sd)
 
 
 def sd3_clip(

@@ -85,14 +85,16 @@ class SDXLTokenizer:
 
     def tokenize_with_weights(
         self, text: str, return_word_ids: bool = False, **kwargs: Any
-    ) -> dict[str, list[list[tuple]]]:
+    ) -> dict[str, list[list[tuple[Any, ...]]]]:
         """Chunks of weighted tokens by encoder name."""
         return {
             "g": self.clip_g.tokenize_with_weights(text, return_word_ids, **kwargs),
             "l": self.clip_l.tokenize_with_weights(text, return_word_ids, **kwargs),
         }
 
-    def untokenize(self, token_weight_pair: Sequence[tuple]) -> list[tuple[tuple, str]]:
+    def untokenize(
+        self, token_weight_pair: Sequence[tuple[Any, ...]]
+    ) -> list[tuple[tuple[Any, ...], str]]:
         """Each weighted token with its word piece."""
         return self.clip_g.untokenize(token_weight_pair)
 

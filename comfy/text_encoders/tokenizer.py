@@ -89,7 +89,7 @@ class SDTokenizer:
         return_word_ids: bool = False,
         tokenizer_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
-    ) -> list[list[tuple]]:
+    ) -> list[list[tuple[Any, ...]]]:
         """Chunks of ``(token, weight)``, with ``return_word_ids`` of ``(token, weight, word)``.
 
         A token is an id or a row of an embedding (a tensor). Words count from 1 per weighted piece;
@@ -109,7 +109,7 @@ class SDTokenizer:
             groups.extend(self._groups(unescape_important(piece), weight))
         chunks = make_chunks(groups, self._rules(tokenizer_options or {}))
         if return_word_ids:
-            return chunks  # type: ignore[return-value]
+            return chunks
         return [[(token, weight) for token, weight, _ in chunk] for chunk in chunks]
 
     def _rules(self, options: Mapping[str, Any]) -> ChunkRules:
@@ -169,7 +169,9 @@ class SDTokenizer:
             name, self.embedding_directory, self.embedding_size, self.embedding_key
         )
 
-    def untokenize(self, token_weight_pair: Iterable[tuple]) -> list[tuple[tuple, str]]:
+    def untokenize(
+        self, token_weight_pair: Iterable[tuple[Any, ...]]
+    ) -> list[tuple[tuple[Any, ...], str]]:
         """Each weighted token with its word piece."""
         return [(pair, self.inv_vocab[pair[0]]) for pair in token_weight_pair]
 
@@ -198,12 +200,14 @@ class SD1Tokenizer:
 
     def tokenize_with_weights(
         self, text: str, return_word_ids: bool = False, **kwargs: Any
-    ) -> dict[str, list[list[tuple]]]:
+    ) -> dict[str, list[list[tuple[Any, ...]]]]:
         """Chunks of weighted tokens by encoder name."""
         one = getattr(self, self.clip)
         return {self.clip_name: one.tokenize_with_weights(text, return_word_ids, **kwargs)}
 
-    def untokenize(self, token_weight_pair: Iterable[tuple]) -> list[tuple[tuple, str]]:
+    def untokenize(
+        self, token_weight_pair: Iterable[tuple[Any, ...]]
+    ) -> list[tuple[tuple[Any, ...], str]]:
         """Each weighted token with its word piece."""
         return getattr(self, self.clip).untokenize(token_weight_pair)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from comfy import interrupt
 from comfy.devices import memory, placement, precision, residency
@@ -79,7 +79,7 @@ class VAE(TiledCoding):
         if weights:
             fill(model, weights, f"autoencoder ({spec.name})", spec.default_weights)
         arrange_convolutions(model, self.device)
-        self.first_stage_model: nn.Module = model.eval()
+        self.first_stage_model: Any = model.eval()  # an nn.Module with encode and decode
         self.patcher = ModelPatcher(model, self.device, placement.vae_offload_device())
         self.size: int | None = None
         self.disable_offload = False

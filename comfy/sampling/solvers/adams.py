@@ -58,7 +58,7 @@ def lagrange_integrals(nodes: Sequence[float], start: float, end: float) -> list
     return integrals
 
 
-def _newest(levels: Sequence[float], step: int, count: int) -> list[float]:
+def _newest(levels: Sequence[float] | np.ndarray, step: int, count: int) -> list[float]:
     return [levels[step - back] for back in range(min(count, step + 1))]
 
 

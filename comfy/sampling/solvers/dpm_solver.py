@@ -40,7 +40,7 @@ class PIDStepSizeController:
         pcoeff: float,
         icoeff: float,
         dcoeff: float,
-        order: int = 1,
+        order: float = 1,
         accept_safety: float = 0.81,
         eps: float = 1e-8,
     ) -> None:

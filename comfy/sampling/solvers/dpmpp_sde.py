@@ -179,7 +179,7 @@ def _on_latent_device(
     sigmas: Tensor,
     extra_args: Any,
     sampler: NoiseSampler | None,
-    rest: tuple,
+    rest: tuple[Any, ...],
 ) -> Tensor:
     """Run a solver with its Brownian tree built where the latent is."""
     if sampler is None and len(sigmas) > 1:

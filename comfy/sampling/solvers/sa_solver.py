@@ -137,7 +137,8 @@ def sample_sa_solver(
             weights = simple_weights(nodes, start, lambdas[to], tau, alpha, corrector)
         else:
             weights = adams_weights(nodes, start, lambdas[to], tau, alpha)
-        return sum(w * estimate for w, estimate in zip(weights, estimates[-order:]))
+        first, *others = (w * estimate for w, estimate in zip(weights, estimates[-order:]))
+        return sum(others, start=first)
 
     for sigma, sigma_next in run:
         step = run.index

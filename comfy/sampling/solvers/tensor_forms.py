@@ -54,7 +54,8 @@ def offset_first_sigma_for_snr(
     sigmas: Tensor, model_sampling: Any, percent_offset: float = FINITE_SNR_PERCENT
 ) -> Tensor:
     """Levels whose first has a finite half-log-SNR."""
-    if len(sigmas) <= 1 or not isinstance(model_sampling, CONST) or sigmas[0] < 1:
+    is_flow = isinstance(model_sampling, CONST)
+    if len(sigmas) <= 1 or not is_flow or sigmas[0] < 1:
         return sigmas
     sigmas = sigmas.clone()
     sigmas[0] = model_sampling.percent_to_sigma(percent_offset)

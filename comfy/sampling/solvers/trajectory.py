@@ -67,6 +67,7 @@ class Trajectory:
         self._noise_sampler: noise.NoiseSampler | None = None
         if (
             finite_snr
+            and self.sampling is not None
             and len(self.levels) > 1
             and self.path.half_log_snr(self.levels[0]) == -float("inf")
         ):

@@ -23,7 +23,7 @@ MAX_ORDER = 3
 NEARLY_CLEAN = 0.001
 
 
-def _weights(distances: Sequence[float], h: float, scale: float) -> np.ndarray:
+def _weights(distances: Sequence[float], h: float, scale: float) -> list[float]:
     """Weights of the divided differences at the given distances (in steps of length h).
 
     Args:
@@ -37,7 +37,7 @@ def _weights(distances: Sequence[float], h: float, scale: float) -> np.ndarray:
         target.append(term * factorial / scale)
         factorial *= place + 1
         term = term / -h - 1 / factorial
-    return np.linalg.solve(rows, np.asarray(target))
+    return np.linalg.solve(rows, np.asarray(target)).tolist()
 
 
 class _Multistep:

@@ -75,3 +75,10 @@ def test_t5_tokens_come_from_a_file_and_fill_up_to_the_least_length(tmp_path: Pa
 def test_missing_t5_pieces_are_explained() -> None:
     with pytest.raises(FileNotFoundError, match=r"T5.*tokenizer\.json"):
         T5XXLTokenizer()
+
+
+def test_sd3_refuses_weights_of_an_encoder_it_was_built_without() -> None:
+    model = SD3ClipModel(clip_l=False, clip_g=False, t5=False, dtype=torch.float32)
+    weights = {"text_model.encoder.layers.1.mlp.fc1.weight": torch.zeros(1)}
+    with pytest.raises(ValueError, match="weights of clip_l given"):
+        model.load_sd(weights)
