@@ -30,20 +30,25 @@ def require_json(value: Any, where: str) -> Any:
 
 
 def _convert(value: Any, where: str, lenient: bool) -> Any:
+    """Plain data from `value`; the path `where` is only kept up where an error may name it."""
     if value is None or type(value) in (str, bool, int):
         return value
     if isinstance(value, float):
         return _finite(float(value), where, lenient)
     if isinstance(value, str):
-        return str(value)
+        return str.__str__(value)  # what the text is, whatever a subclass (an enum) shows
     if isinstance(value, int):
         return int(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):  # dict first: asking an abstract class takes long
         return {
-            str(key): _convert(item, f"{where}.{key}", lenient) for key, item in value.items()
+            str(key): _convert(item, where if lenient else f"{where}.{key}", lenient)
+            for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_convert(item, f"{where}[{i}]", lenient) for i, item in enumerate(value)]
+        return [
+            _convert(item, where if lenient else f"{where}[{i}]", lenient)
+            for i, item in enumerate(value)
+        ]
     return _foreign(value, where, lenient)
 
 

@@ -44,7 +44,7 @@ def build_application(server: PromptServer) -> web.Application:
         app[auth.STORE] = store
     app[login.ATTEMPTS] = RateLimit(login.ATTEMPTS_PER_MINUTE)
     app[OPTIONS] = options
-    app[object_info.LISTINGS] = {}
+    app[object_info.LISTINGS] = object_info.Listings()
     app[SERVER] = server
     app[SERVICES] = server.services
     app[COMPLETIONS] = Completions(server.loop, server.services.queue)

@@ -166,7 +166,7 @@ async def running(server: PromptServer) -> AsyncIterator[list[Listener]]:
             await web.SockSite(runner, bound, ssl_context=tls, backlog=BACKLOG).start()
         listeners = [_describe(bound, "https" if tls else "http") for bound in sockets]
         server.address, server.port = listeners[0].address, listeners[0].port
-        server.loop.call_later(object_info.REFRESH_AFTER_S, object_info.warm, server.app)
+        object_info.warm(server.app)
         yield listeners
     finally:
         await runner.cleanup()

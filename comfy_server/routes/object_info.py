@@ -9,7 +9,7 @@ import math
 import os
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -25,6 +25,7 @@ routes = web.RouteTableDef()
 
 KEPT_S, FRESH_S = 600.0, 30.0
 REFRESH_AFTER_S = 0.1
+BURST_S = 0.004  # the longest that nodes are asked without a look at other requests
 GZIP_LEVEL = 4  # a page load waits for this: speed before size
 GZIP_WINDOW = 31  # zlib's number for "gzip header and trailer"
 
@@ -40,7 +41,15 @@ class Listing:
     stamp: tuple[object, ...]
 
 
-LISTINGS: web.AppKey[dict[str, Listing]] = web.AppKey("listings", dict)
+@dataclass
+class Listings:
+    """The listings that are kept, by input folder, and the task that makes one ahead of need."""
+
+    by_folder: dict[str, Listing] = field(default_factory=dict)
+    warming: asyncio.Task[None] | None = None
+
+
+LISTINGS: web.AppKey[Listings] = web.AppKey("listings", Listings)
 
 
 def _entry(services: Services, name: str) -> dict[str, Any] | None:
@@ -58,13 +67,18 @@ def _stamp(services: Services) -> tuple[object, ...]:
     return tuple(services.node_names()), changed, folder_paths.listing_stamp()
 
 
-def _encode(services: Services) -> Listing:
+async def _encode(services: Services) -> Listing:
+    """Asks every node; other requests go on meanwhile."""
     parts = []
+    pause_at = time.perf_counter() + BURST_S
     with folder_paths.cached_filename_lists():
         for name in list(services.node_names()):
             entry = _entry(services, name)
             if entry is not None:
                 parts.append(f"{dumps(name)}:{dumps(entry)}")
+            if time.perf_counter() > pause_at:
+                await asyncio.sleep(0)
+                pause_at = time.perf_counter() + BURST_S
     body = ("{" + ",".join(parts) + "}").encode("ascii")
     packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WINDOW)
     packed = packer.compress(body) + packer.flush()
@@ -72,35 +86,43 @@ def _encode(services: Services) -> Listing:
     return Listing(body, packed, tag, time.monotonic(), _stamp(services))
 
 
-def _listing(request: web.Request) -> Listing:
+async def _listing(request: web.Request) -> Listing:
     """The listing, encoded anew when something changed or the client wants nothing kept.
 
     The editor asks for a fresh one each time ("no-cache"), because options of packs' nodes may
     depend on anything. Others get one that is at most `KEPT_S` old; after `FRESH_S` the next one is
     made once they are answered.
     """
-    services, kept = request.app[SERVICES], request.app[LISTINGS]
+    services, kept = request.app[SERVICES], request.app[LISTINGS].by_folder
     folder = folder_paths.get_input_directory()  # with accounts, each user's own
     known = kept.get(folder)
     age_s = time.monotonic() - known.made_at if known is not None else math.inf
     wants_fresh = "no-cache" in request.headers.get("Cache-Control", "")
     if known is None or age_s > KEPT_S or wants_fresh or known.stamp != _stamp(services):
-        known = kept[folder] = _encode(services)
+        known = kept[folder] = await _encode(services)
     elif age_s > FRESH_S:
-        asyncio.get_running_loop().call_later(REFRESH_AFTER_S, warm, request.app)
+        warm(request.app)
     return known
 
 
 def warm(app: web.Application) -> None:
-    """Makes the listing, so that the next who asks need not wait for it."""
-    app[LISTINGS][folder_paths.get_input_directory()] = _encode(app[SERVICES])
+    """Has the listing made soon, so that the next who asks need not wait for it."""
+    listings = app[LISTINGS]
+
+    async def make() -> None:
+        await asyncio.sleep(REFRESH_AFTER_S)  # whoever is being answered comes first
+        folder = folder_paths.get_input_directory()
+        listings.by_folder[folder] = await _encode(app[SERVICES])
+
+    if listings.warming is None or listings.warming.done():
+        listings.warming = asyncio.get_running_loop().create_task(make())
 
 
 @routes.get("/object_info")
 @describe(OBJECT, answers={304: EMPTY})
 async def get_all(request: web.Request) -> web.Response:
     """The definition of every node."""
-    listing = _listing(request)
+    listing = await _listing(request)
     headers = {
         "ETag": f'"{listing.tag}"',
         "Cache-Control": "no-cache",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import threading
 import time
@@ -37,6 +38,13 @@ def test_strict_json_replaces_what_json_lacks() -> None:
     value = {"a": (1, float("nan")), 2: {"b": float("inf")}, "n": Scalar(), "o": ValueError("x")}
     assert strict_json(value) == {"a": [1, None], "2": {"b": None}, "n": 1.5, "o": "x"}
     assert json.loads(dump_json(value)) == strict_json(value)
+
+
+def test_text_of_an_enumeration_goes_out_as_its_value() -> None:
+    class Mode(str, enum.Enum):
+        FAST = "fast"
+
+    assert strict_json({"options": [Mode.FAST], "nan": float("nan")})["options"] == ["fast"]
 
 
 def test_required_json_names_the_place() -> None:
