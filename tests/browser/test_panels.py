@@ -18,6 +18,9 @@ def test_models_nodes_help_and_log_are_shown(editor: Editor, server: ServerProce
     title = server.get(f"/view_metadata/checkpoints?filename={name}")["modelspec.title"]
     page.get_by_role("treeitem", name=title).hover()
     page.get_by_text("Architecture:").wait_for()
+    page.locator(
+        "[src*='/preview/checkpoints/'], [style*='/preview/checkpoints/']"
+    ).first.wait_for()
 
     editor.open_panel("node-library")
     page.get_by_placeholder("Search Nodes").fill("KSampler")
