@@ -1,4 +1,8 @@
-"""The unmodified editor in headless Chromium, watched for errors."""
+"""The unmodified editor in headless Chromium, watched for errors.
+
+Fixtures that hold the browser end with this package: while Playwright is open it occupies the
+thread's event loop, and asynchronous tests of other packages could not run.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ FORGET = """if (location.search === "?forget") {
 }"""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium_path() -> str:
     """Path of Chromium; tests that need it are skipped where it is not installed."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -39,9 +43,9 @@ def chromium_path() -> str:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser(chromium_path: str) -> Iterator[Any]:
-    """One browser for the session."""
+    """One browser for all tests."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -52,7 +56,7 @@ def browser(chromium_path: str) -> Iterator[Any]:
         launched.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_server(
     chromium_path: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
@@ -83,7 +87,7 @@ def watch(server: ServerProcess) -> Iterator[Watch]:
     assert watching.unexpected() == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tab(browser: Any) -> Iterator[Any]:
     """One tab for all tests: a second page load costs half of a first one."""
     context = browser.new_context(viewport={"width": 1600, "height": 900})
