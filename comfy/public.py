@@ -17,6 +17,7 @@ class _PublicModule(ModuleType):
     """A module whose re-exported names live in their owners."""
 
     _routes: dict[str, tuple[str, str]]
+    _first_values: dict[str, Any]
     _computed: Mapping[str, Callable[[], Any]]
 
     def __getattr__(self, name: str) -> Any:
@@ -36,8 +37,9 @@ class _PublicModule(ModuleType):
             setattr(sys.modules[route[0]], route[1], value)
 
     def __delattr__(self, name: str) -> None:
+        """Takes a replacement back: a re-exported name gets its first value, for it stays public."""
         if name in self.__dict__.get("_routes", {}):
-            del self._routes[name]
+            setattr(self, name, self._first_values[name])
         else:
             super().__delattr__(name)
 
@@ -83,8 +85,7 @@ def write_through(
             f"{module_name}: no owner holds {', '.join(unknown)}; "
             "import each name from the module named as its owner"
         )
-    for name in routes:
-        del module.__dict__[name]
+    module.__dict__["_first_values"] = {name: module.__dict__.pop(name) for name in routes}
     module.__dict__.pop("write_through", None)
     module.__dict__.setdefault("__all__", []).clear()
     module.__dict__["__all__"].extend(

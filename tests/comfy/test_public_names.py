@@ -52,6 +52,16 @@ def test_assigning_to_a_public_name_reaches_its_owner(name: str, monkeypatch: An
     assert getattr(importlib.import_module(module), public_name) is replacement
 
 
+def test_deleting_a_replacement_brings_the_owner_s_function_back() -> None:
+    public = importlib.import_module("comfy.model_management")
+    owner = importlib.import_module("comfy.devices.placement")
+    original = owner.get_torch_device
+    public.get_torch_device = lambda: "replaced"
+    assert owner.get_torch_device() == "replaced"
+    del public.get_torch_device
+    assert public.get_torch_device is owner.get_torch_device is original
+
+
 def test_the_list_of_loaded_models_is_the_planners_own() -> None:
     from comfy import model_management
     from comfy.devices import residency
