@@ -65,7 +65,9 @@ async def _serve(folder: str) -> None:
     from comfy_execution.registry import NodeRegistry
     from comfy_execution.validation import validate_prompt
     from comfy_server import PromptServer, ServerOptions, Services, running
+    from main import keep_for_good, prepare_interpreter
 
+    prepare_interpreter()
     folder_paths.set_base_directory(folder)
     classes = {f"Node{number}": _make_class(number) for number in range(NODES)}
     registry = NodeRegistry(classes)
@@ -98,6 +100,7 @@ async def _serve(folder: str) -> None:
         return web.Response()
 
     server.add_routes()
+    keep_for_good()
     async with running(server) as listeners:
         sys.stdout.write(f"{listeners[0].port}\n")
         sys.stdout.flush()
