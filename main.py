@@ -61,6 +61,9 @@ def configure_folders(args: argparse.Namespace) -> None:
         folder = os.path.join(folder_paths.get_output_directory(), category)
         folder_paths.add_model_folder_path(category, folder)
 
+    for category in ("checkpoints", "loras"):  # what comes with the program works from anywhere
+        folder_paths.add_model_folder_path(category, str(PROGRAM_FOLDER / "models" / category))
+
     extra = [path for paths in args.extra_model_paths_config or [] for path in paths]
     beside = PROGRAM_FOLDER / "extra_model_paths.yaml"
     for config in [*([str(beside)] if beside.is_file() else []), *extra]:
@@ -145,6 +148,7 @@ def memory_policy(args: argparse.Namespace) -> MemoryPolicy:
         pinned_memory=not args.disable_pinned_memory,
         force_non_blocking=args.force_non_blocking,
         memory_map=not args.disable_mmap,
+        idle_unload_s=args.idle_unload,
         dynamic_residency=False if args.disable_dynamic_vram else dynamic,
     )
 
@@ -282,6 +286,7 @@ def executor_options(args: argparse.Namespace, server: PromptServer) -> Executor
     """Cache policy and hooks of the executor."""
     import torch
 
+    from comfy.devices.prompt_models import PROMPT_MODELS
     from comfy.devices.report import free_after_oom
     from comfy_execution.caching import CacheType, make_cache
     from comfy_execution.executor import ExecutorOptions
@@ -297,14 +302,20 @@ def executor_options(args: argparse.Namespace, server: PromptServer) -> Executor
 
     @contextlib.contextmanager
     def run_context() -> Iterator[None]:
-        with torch.inference_mode(), server.run_scope():
+        with torch.inference_mode(), server.run_scope(), PROMPT_MODELS.running():
             yield
+
+    def see_inputs(inputs: Mapping[str, list[Any]]) -> None:
+        for values in inputs.values():
+            for value in values:
+                PROMPT_MODELS.add(value)
 
     return ExecutorOptions(
         cache=make_cache(kind, lru_size=args.cache_lru, ram_headroom_bytes=headroom),
         run_context=run_context,
         oom_hook=free_after_oom,
         ui_is_valid=files_exist,
+        see_inputs=see_inputs,
     )
 
 
@@ -366,7 +377,7 @@ class Program:
             return
         worker.start()
         try:
-            await serve(server, on_listening=self.open_browser)
+            await serve(server, on_listening=self.on_listening)
         finally:
             server.prompt_queue.interrupt()
             await asyncio.to_thread(worker.stop)
@@ -377,7 +388,7 @@ class Program:
         """The HTTP side with its queue; packs find it as `PromptServer.instance`."""
         import asyncio
 
-        from comfy.devices import report
+        from comfy.devices import report, residency
         from comfy.interrupt import INTERRUPT
         from comfy_execution.journal import Journal
         from comfy_execution.queue import PromptQueue
@@ -391,6 +402,7 @@ class Program:
             self.queue,
             system_stats=report.system_stats,
             metrics=lambda: {"memory_bytes": report.memory_by_owner()},
+            memory=residency.memory_report,
         )
         return PromptServer(asyncio.get_running_loop(), self.options, services, self.logs)
 
@@ -480,11 +492,14 @@ class Program:
                 executor.caches.objects.clear()  # node instances remember folders of their user
                 last_owner[:] = [extra_data.get("user_id")]
 
-        hooks = WorkerHooks(prepare, residency.unload_all_models)
+        hooks = WorkerHooks(
+            prepare, unload_models=residency.unload_all_models, idle=residency.unload_idle
+        )
         return Worker(self.queue, executor, hooks)
 
-    def open_browser(self, listeners: list[Any]) -> None:
-        """Opens the editor where the arguments ask for it."""
+    def on_listening(self, listeners: list[Any]) -> None:
+        """Tells the supervisor, and opens the editor where the arguments ask for it."""
+        supervisor.tell_serving(os.environ)
         if self.args.auto_launch and not self.args.disable_auto_launch:
             import webbrowser
 

@@ -224,6 +224,12 @@ def _add_devices(parser: argparse.ArgumentParser) -> None:
     add("--oneapi-device-selector", metavar="TEXT", help="Value for the oneAPI device selector.")
     add("--reserve-vram", type=float, metavar="GB", help="Accelerator memory to leave free.")
     add(
+        "--idle-unload",
+        type=float,
+        metavar="SECONDS",
+        help="Unload models that nobody used for this long (default: never).",
+    )
+    add(
         "--async-offload",
         type=int,
         nargs="?",

@@ -179,6 +179,7 @@ class PromptExecutor:
             self.options.oom_hook,
             self.options.ui_is_valid,
             self.guard,
+            self.options.see_inputs,
             self.options.peak_memory,
         )
         record = RunRecord(self._previous_parts, signatures.parts)

@@ -29,6 +29,8 @@ class ExecutorOptions:
         oom_hook: Called with what a node raised; frees memory and returns advice if it was for
             lack of memory, else returns None.
         ui_is_valid: Whether the files a cached output node shows are still there.
+        see_inputs: Called with the values a node is about to get, by input name: what really flows
+            along links, results from caches and of expanded graphs included.
         peak_memory: Highest memory use in bytes up to now, for the record of each node; None if
             unknown.
     """
@@ -37,6 +39,7 @@ class ExecutorOptions:
     run_context: Callable[[], AbstractContextManager[Any]] = nullcontext
     oom_hook: Callable[[BaseException], str | None] = lambda _: None
     ui_is_valid: Callable[[Mapping[str, Any]], bool] = lambda _: True
+    see_inputs: Callable[[Mapping[str, list[Any]]], None] = lambda _: None
     peak_memory: Callable[[], int | None] = process_peak_bytes
 
 

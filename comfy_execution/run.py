@@ -52,6 +52,7 @@ class RunHooks:
             the error message, and may free memory.
         ui_is_valid: Whether what a cached output node shows is still there.
         guard: Marks the time in which node code may be broken out of.
+        see_inputs: Called with the values a node is about to get.
         peak_memory: Highest memory use in bytes up to now, or None.
     """
 
@@ -59,6 +60,7 @@ class RunHooks:
     failure_hint: Callable[[BaseException], str | None] = lambda _: None
     ui_is_valid: Callable[[Mapping[str, Any]], bool] = lambda _: True
     guard: CallGuard = field(default_factory=CallGuard)
+    see_inputs: Callable[[InputLists], None] = lambda _: None
     peak_memory: Callable[[], int | None] = lambda: None
 
     def is_interruption(self, error: BaseException) -> bool:
@@ -207,6 +209,7 @@ class PromptRun:
         self.progress.start_progress(node_id)
         gathered = gather_inputs(node_id, node, spec, self.lookup)
         self._inputs = values = dict(gathered.values)
+        self.hooks.see_inputs(values)
         self.showing.executing(node_id)
         hidden = hidden_values(spec, node_id, self.prompt, self.extra_data)
         instance = self._instance(node_id, spec)

@@ -26,11 +26,13 @@ class WorkerHooks:
         before_prompt: Called with a prompt's extra data before it runs.
         unload_models: Frees the models that are on devices.
         collect: Gives unused memory back to the system; called when the queue has become empty.
+        idle: Called about once a second while nothing waits.
     """
 
     before_prompt: Callable[[Mapping[str, Any]], None] = lambda _: None
     unload_models: Callable[[], None] = lambda: None
     collect: Callable[[], None] = lambda: None
+    idle: Callable[[], object] = lambda: None
 
 
 class Worker:
@@ -70,6 +72,8 @@ class Worker:
             if found is not None and not self._stopping.is_set():
                 self._run_prompt(*found)
                 has_garbage = True
+            else:
+                self._between_prompts(self.hooks.idle)
             has_garbage |= self._obey_flags()
             if has_garbage and not self.queue.get_tasks_remaining():
                 self._between_prompts(self.hooks.collect)
@@ -102,7 +106,7 @@ class Worker:
             self.executor.reset()
         return unload or free_memory
 
-    def _between_prompts(self, work: Callable[[], None]) -> None:
+    def _between_prompts(self, work: Callable[[], object]) -> None:
         try:
             work()
         except Exception:

@@ -38,6 +38,7 @@ class Services:
         node_replacements: Old class name -> how to replace it.
         apply_replacements: Rewrites old node names of a submitted prompt.
         plan: (prompt, ids of its valid outputs, extra data) -> what would run, for dry runs.
+        memory: Which models hold how much of which device.
         ready: Whether models can run: what /readyz answers; text says why not.
     """
 
@@ -49,6 +50,7 @@ class Services:
     node_replacements: Callable[[], Mapping[str, Any]] = dict
     apply_replacements: Callable[[JsonDict], JsonDict] | None = None
     plan: Callable[[JsonDict, list[str], JsonDict], Awaitable[Plan]] | None = None
+    memory: Callable[[], list[JsonDict]] = list
     ready: Callable[[], str | None] = lambda: None
     metrics: Callable[[], JsonDict] = field(default=dict)
 

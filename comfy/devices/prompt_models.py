@@ -7,6 +7,8 @@ included. The planner lets models of the running prompt go last, and `models()` 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 CONTAINERS = (list, tuple, set)
@@ -30,7 +32,7 @@ class PromptModelTracker:
         """
         inner = value.values() if isinstance(value, dict) else value
         for item in inner if isinstance(value, (dict, *CONTAINERS)) else (value,):
-            patcher = getattr(item, "patcher", item)
+            patcher: Any = getattr(item, "patcher", item)
             if hasattr(patcher, "model_patches_to") and hasattr(patcher, "model"):
                 self._modules.add(patcher.model)
                 for other in patcher.get_nested_additional_models():
@@ -43,6 +45,15 @@ class PromptModelTracker:
     def models(self) -> list[Any]:
         """The base modules seen so far that still live."""
         return list(self._modules)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Tracks one prompt while the block runs."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.end()
 
     def end(self) -> None:
         """The prompt is over: its models have no claim any more."""

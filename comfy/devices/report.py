@@ -26,8 +26,6 @@ def system_stats() -> dict[str, Any]:
 
 def memory_by_owner() -> dict[str, int]:
     """Bytes that loaded models hold on devices, by model class and device."""
-    from comfy.devices import residency
-
     held: dict[str, int] = {}
     for row in residency.memory_report():
         owner = f"{row['model']} on {row['device']}"

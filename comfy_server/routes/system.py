@@ -39,6 +39,15 @@ async def get_stats(request: web.Request) -> web.Response:
     return json_response({"system": system, "devices": given.get("devices", [])})
 
 
+@routes.get("/memory")
+@describe(shape({"models": OBJECTS, "devices": OBJECTS}))
+async def get_memory(request: web.Request) -> web.Response:
+    """Who holds what where, in bytes: loaded models with device, number type and state."""
+    services = request.app[SERVICES]
+    stats = await asyncio.to_thread(services.system_stats)
+    return json_response({"models": services.memory(), "devices": stats.get("devices", [])})
+
+
 @routes.get("/features")
 @describe(OBJECT)
 async def get_features(request: web.Request) -> web.Response:

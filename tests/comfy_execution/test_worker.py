@@ -103,6 +103,12 @@ def test_flags_unload_and_forget(house: Any) -> None:
     assert messages[1][1]["nodes"] == []
 
 
+def test_an_idle_worker_has_time_for_other_work(house: Any) -> None:
+    idle = threading.Event()
+    house(idle=idle.set)
+    assert idle.wait(5)
+
+
 def test_work_between_prompts_that_fails_does_not_end_the_worker(house: Any) -> None:
     def broken() -> None:
         raise OSError("disk")

@@ -252,6 +252,13 @@ async def test_model_routes_refuse_what_is_not_there(
         assert await answer.read() == b""
 
 
+async def test_memory_says_who_holds_what(start: Start) -> None:
+    rows = [{"model": "BaseModel", "device": "cpu", "loaded_bytes": 7}]
+    client = await start(services={"memory": lambda: rows})
+    answer = await (await client.get("/api/memory")).json()
+    assert answer == {"models": rows, "devices": []}
+
+
 async def test_system_stats_have_the_fields_the_page_needs(start: Start) -> None:
     def facts() -> dict[str, Any]:
         return {"system": {"ram_total": 5}, "devices": [{"name": "cpu", "type": "cpu"}]}

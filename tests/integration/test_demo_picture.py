@@ -120,6 +120,15 @@ def test_an_unchanged_prompt_is_answered_from_the_cache(server: ServerProcess) -
     assert entry["outputs"]["7"]["images"]
 
 
+def test_models_that_ran_are_reported_with_their_bytes(server: ServerProcess) -> None:
+    server.run(demo_prompt(seed=12, steps=2))
+    held = {row["model"]: row for row in server.get("/api/memory")["models"]}
+    assert held["BaseModel"]["size_bytes"] > 30_000_000
+    server.post("/free", {"unload_models": True})
+    server.run(plain_prompt(prefix="freed"))
+    assert not [row for row in server.get("/api/memory")["models"] if row["loaded_bytes"]]
+
+
 def test_the_editor_lists_the_demo_checkpoint(server: ServerProcess) -> None:
     info = server.get("/object_info/CheckpointLoaderSimple")["CheckpointLoaderSimple"]
     assert DEMO_CHECKPOINT in info["input"]["required"]["ckpt_name"][0]
