@@ -15,6 +15,8 @@ from comfy.weights.assign import assign_weights
 
 logger = logging.getLogger(__name__)
 
+# Buffers of old text encoders that count 0, 1, 2, ...: usual in files, needed by nobody.
+COUNTING_BUFFERS = ("position_ids",)
 EXAMPLES = 3  # keys named in a message beside the count
 
 
@@ -60,8 +62,9 @@ def fill(
         values = {key: maker(_empty_like(own[key])) for key, maker in made.items()}
         module.load_state_dict(values, strict=False, assign=True)
         module.requires_grad_(False)
-    if report.unexpected:
-        logger.info("%s: no place for %s", part, in_words(report.unexpected))
+    unexpected = [key for key in report.unexpected if not key.endswith(COUNTING_BUFFERS)]
+    if unexpected:
+        logger.info("%s: no place for %s", part, in_words(unexpected))
 
 
 def _empty_like(weight: torch.Tensor) -> torch.Tensor:
