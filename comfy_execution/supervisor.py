@@ -1,8 +1,8 @@
 """A parent process that starts the server again when native code has killed it.
 
 The child ends when its supervisor does, however that ends: it holds the reading end of a pipe whose
-writing end only the supervisor has, and on Linux the kernel is asked as well. Standard library
-only.
+writing end only the supervisor has, and on Linux the kernel is asked as well. Through a second pipe
+it tells that it serves: one that never came to that is not started for ever. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ RESTART_EXIT_CODE = 75
 """A child that exits with this asks to be started again."""
 LIFELINE_VARIABLE = "LATENTLOOM_LIFELINE"
 """File descriptor of the pipe, for ``tie_to_parent``."""
+SERVING_VARIABLE = "LATENTLOOM_SERVING"
+"""File descriptor of the second pipe, for ``tell_serving``; absent on Windows."""
 CRASH_VARIABLE = "LATENTLOOM_CRASHED"
 """Number of the signal that ended the previous child, if one did."""
 
@@ -42,10 +45,13 @@ _WINDOWS_CRASH = 0xC0000000  # exit codes from here on are exceptions nobody han
 class RestartPolicy:
     """How often a child may be restarted before the supervisor gives up.
 
+    A child that has served and then died has lost one job at most, and the next one has one job
+    less: it is always restarted.
+
     Attributes:
-        most: Restarts within ``within_s``.
+        most: Restarts within ``within_s`` of children that never served.
         within_s: Length of that window.
-        pause_s: Wait before each restart.
+        pause_s: Wait before a restart, times the deaths within the window.
     """
 
     most: int = 5
@@ -68,47 +74,64 @@ def supervise(
         policy: When to give up.
     """
     policy = policy or RestartPolicy()
-    restarts: list[float] = []
+    deaths: list[_Death] = []
     crashed_by: int | None = None
     while True:
-        code, stopped = _run_child(command, environment, crashed_by)
+        code, stopped, served = _run_child(command, environment, crashed_by)
         if stopped or not _is_crash(code):
             return code if code >= 0 else 128 - code
         crashed_by = -code if code < 0 else None
         now = time.monotonic()
-        restarts = [moment for moment in restarts if now - moment < policy.within_s] + [now]
-        if len(restarts) > policy.most:
+        deaths = [death for death in deaths if now - death.moment < policy.within_s]
+        deaths.append(_Death(now, served))
+        if sum(not death.served for death in deaths) > policy.most:
             logger.critical(
-                "the server died %d times within %.0f s; giving up", len(restarts), policy.within_s
-            )
+                "the server died %d times within %.0f s before it served; giving up",
+                policy.most + 1, policy.within_s,
+            )  # fmt: skip
             return 1
         if code != RESTART_EXIT_CODE:
             logger.error("the server was killed by %s; starting it again", _cause(code))
-        time.sleep(policy.pause_s)
+        time.sleep(policy.pause_s * len(deaths))
+
+
+class _Death(NamedTuple):
+    moment: float
+    served: bool
+
+
+class _ChildEnd(NamedTuple):
+    code: int
+    stopped: bool  # we were told to stop it
+    served: bool
 
 
 def _run_child(
     command: Sequence[str], environment: Mapping[str, str], crashed_by: int | None
-) -> tuple[int, bool]:
-    """Runs the child to its end; returns its exit code and whether we were told to stop it."""
+) -> _ChildEnd:
+    """Runs the child to its end."""
     reading, writing = os.pipe()
-    env = {**environment, LIFELINE_VARIABLE: str(reading)}
+    news, telling = os.pipe()
+    env = {**environment, LIFELINE_VARIABLE: str(reading), SERVING_VARIABLE: str(telling)}
     env.pop(CRASH_VARIABLE, None)
     if crashed_by is not None:
         env[CRASH_VARIABLE] = str(crashed_by)
     stopped = threading.Event()
     try:
-        child = _start(command, env, reading)
+        child = _start(command, env, reading, telling)
         os.close(reading)
         with _signals_passed_to(child, stopped):
             code = child.wait()
+        os.write(telling, b"\0")  # what is read first says who wrote first
+        served = os.read(news, 1) != b"\0"
     finally:
-        os.close(writing)
-    return code, stopped.is_set()
+        for descriptor in (writing, news, telling):
+            os.close(descriptor)
+    return _ChildEnd(code, stopped.is_set(), served)
 
 
 def _start(
-    command: Sequence[str], env: dict[str, str], reading: int
+    command: Sequence[str], env: dict[str, str], reading: int, telling: int
 ) -> subprocess.Popen[bytes]:
     if os.name == "nt":
         import msvcrt
@@ -116,8 +139,9 @@ def _start(
         handle = msvcrt.get_osfhandle(reading)  # type: ignore[attr-defined, unused-ignore]
         os.set_handle_inheritable(handle, True)  # type: ignore[attr-defined, unused-ignore]
         env[LIFELINE_VARIABLE] = str(handle)
+        env.pop(SERVING_VARIABLE)
         return subprocess.Popen(command, env=env, close_fds=False)
-    return subprocess.Popen(command, env=env, pass_fds=(reading,))
+    return subprocess.Popen(command, env=env, pass_fds=(reading, telling))
 
 
 @contextlib.contextmanager
@@ -160,10 +184,20 @@ def tie_to_parent(environment: Mapping[str, str]) -> bool:
     elif sys.platform == "linux":
         _ask_kernel()
     os.set_inheritable(descriptor, False)
+    if SERVING_VARIABLE in environment:
+        os.set_inheritable(int(environment[SERVING_VARIABLE]), False)
     threading.Thread(
         target=_end_with_pipe, args=(descriptor,), name="lifeline", daemon=True
     ).start()
     return True
+
+
+def tell_serving(environment: Mapping[str, str]) -> None:
+    """Tells the supervisor, if there is one, that this process serves."""
+    value = environment.get(SERVING_VARIABLE)
+    if value is not None:
+        with contextlib.suppress(OSError):  # the supervisor is gone, and soon so are we
+            os.write(int(value), b"1")
 
 
 def crashed_by(environment: Mapping[str, str]) -> int | None:

@@ -149,6 +149,38 @@ def test_an_output_node_may_feed_others(client: Client) -> None:
     assert [done.shown(node) for node in (first, second, shown)] == [[1], [2], [3]]
 
 
+@pytest.mark.parametrize("constant", [2.0, 0])
+def test_unions_of_types_take_either_by_link_or_constant(client: Client, constant: float) -> None:
+    g = graph()
+    picture = g.node("TrialPicture", shade="grey", width=8, height=8, count=1)
+    number = g.node("TrialFloat", value=3.0)
+    links = [(picture.out(0), constant), (number.out(0), picture.out(0)), (number.out(0), 0.5)]
+    scaled = [g.node("TrialScale", a=a, b=b) for a, b in links]
+    shown = [g.node("TrialShow", value=node.out(0)) for node in scaled]
+    done = client.run(g)
+    assert done.shown(shown[0])[0]["mean"] == constant / 2
+    assert done.shown(shown[1])[0]["mean"] == 1.5
+    assert done.shown(shown[2]) == [1.5]
+    assert not {node.id for node in scaled} & set(done.entry["outputs"])
+
+
+def test_a_union_refuses_what_is_no_part_of_it(client: Client) -> None:
+    g = graph()
+    g.node("TrialScale", id="scaled", a=g.node("TrialText", value="x").out(0), b=1.0)
+    errors = client.refused(g)["node_errors"]["scaled"]["errors"]
+    assert "a cannot be STRING" in errors[0]["details"]
+
+
+def test_an_output_node_that_shows_nothing_runs_for_its_own_sake(client: Client) -> None:
+    g = graph()
+    alone = g.node("TrialScale", a=g.node("TrialFloat", value=fresh()).out(0), b=2.0)
+    for _ in range(2):
+        done = client.run(g)
+        assert done.succeeded
+        assert done.entry["outputs"] == {}
+        assert alone.id in {*done.ran, *done.cached}
+
+
 def test_unused_nodes_do_not_run(client: Client) -> None:
     g = graph()
     g.node("TrialRaise", value=1, kind="ValueError")

@@ -96,6 +96,20 @@ def test_overlapping_async_nodes_report_each_for_itself(client: Client) -> None:
     assert order != sorted(order, key=list(steps).index)  # they did overlap
 
 
+def test_a_bar_that_names_its_node_may_count_in_fractions(client: Client) -> None:
+    g = graph()
+    dozes = [g.node("TrialDoze", id=name, value=fresh(), seconds=0.05) for name in ("a", "b")]
+    for doze in dozes:
+        g.node("TrialShow", value=doze.out(0))
+    done = client.run(g)
+    assert done.succeeded
+    for name in ("a", "b"):
+        own = [step for step in done.data("progress") if step["node"] == name]
+        assert own
+        assert {step["max"] for step in own} == {0.05}
+        assert [step["value"] for step in own] == sorted(step["value"] for step in own)
+
+
 def test_progress_goes_to_the_owner_alone(client: Client, second_client: Client) -> None:
     mine = client.queue(stepping("TrialSteps", picture=True))
     theirs = second_client.queue(stepping("TrialSteps", picture=True))

@@ -28,7 +28,9 @@ def run(tmp_path: Path, code: str) -> tuple[int, list[str]]:
     prelude = textwrap.dedent(
         """
         import os, signal, sys
-        from comfy_execution.supervisor import crashed_by, tie_to_parent, was_native_crash
+        from comfy_execution.supervisor import (
+            crashed_by, tell_serving, tie_to_parent, was_native_crash
+        )
         assert tie_to_parent(os.environ)
         def say(text):
             with open(sys.argv[1], "a") as log:
@@ -75,6 +77,17 @@ def test_a_child_that_always_crashes_is_given_up(tmp_path: Path) -> None:
     exit_code, starts = run(tmp_path, "say('up'); os.kill(os.getpid(), signal.SIGABRT)")
     assert exit_code == 1
     assert len(starts) == QUICK.most + 1
+
+
+def test_a_child_that_served_before_it_crashed_is_always_started_again(tmp_path: Path) -> None:
+    code = f"""
+    say('up')
+    if starts < {3 * QUICK.most}:
+        tell_serving(os.environ)
+        os.kill(os.getpid(), signal.SIGABRT)
+    """
+    exit_code, starts = run(tmp_path, code)
+    assert (exit_code, len(starts)) == (0, 3 * QUICK.most + 1)
 
 
 SUPERVISED = textwrap.dedent(

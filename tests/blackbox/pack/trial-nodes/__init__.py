@@ -20,12 +20,13 @@ from . import (
     open_ended,
     progress,
     schema,
+    smart,
     values,
 )
 
 MODULES = (
     asynchronous, changes, checks, expansion, hostile, lazy, lists, loops, open_ended, progress,
-    schema, values,
+    schema, smart, values,
 )  # fmt: skip
 
 NODE_CLASS_MAPPINGS: dict[str, Any] = {
