@@ -44,8 +44,8 @@ def check_literal(
     if convert is not None:
         try:
             value = convert(value)
-        except (ValueError, TypeError, OverflowError) as error:
-            return value, errors.not_convertible(name, info, value, error)
+        except (ValueError, TypeError, OverflowError) as failure:
+            return value, errors.not_convertible(name, info, value, failure)
     if not check_values:
         return value, None
     error = None

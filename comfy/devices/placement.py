@@ -80,7 +80,7 @@ def unet_inital_load_device(  # the spelling is public
 def maximum_vram_for_weights(device: torch.device | None = None) -> float:
     """Bytes of weights a device can take at most."""
     total = memory.get_total_memory(device)
-    return float(total) * 0.88 - memory.minimum_inference_memory()  # type: ignore[arg-type]
+    return float(total) * 0.88 - memory.minimum_inference_memory()
 
 
 def text_encoder_device() -> torch.device:

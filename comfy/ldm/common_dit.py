@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ def pad_to_patch_size(
 ) -> Tensor:
     """Pad the last axes of ``img [B, C, (T,) H, W]`` at their ends to multiples of the patch
     size."""
-    if padding_mode == "circular" and (torch.jit.is_tracing() or torch.jit.is_scripting()):
+    jit: Any = torch.jit  # exports neither of the two names, though it documents both
+    if padding_mode == "circular" and (jit.is_tracing() or jit.is_scripting()):
         padding_mode = "reflect"  # circular padding cannot be exported
     pad: list[int] = []
     for size, patch in zip(img.shape[-len(patch_size) :], patch_size):

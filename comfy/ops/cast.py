@@ -54,11 +54,11 @@ class CastLayer(CastWeightBiasOp):
         throw_exception_if_processing_interrupted()
         if self.comfy_cast_weights or self.weight_function or self.bias_function:
             return self.forward_comfy_cast_weights(*args, **kwargs)
-        return super().forward(*args, **kwargs)  # type: ignore[misc,no-any-return]
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
 
     def forward_comfy_cast_weights(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The layer's forward over weights made ready for this call; layers define it."""
-        return super().forward(*args, **kwargs)  # type: ignore[misc,no-any-return]
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
 def cast_to(

@@ -32,7 +32,7 @@ def pick_operations(
     del load_device, disable_fast_fp8, fp8_optimizations, scaled_fp8
     custom = getattr(model_config, "custom_operations", None)
     if custom is not None:
-        return custom  # type: ignore[no-any-return]
+        return custom
     if compute_dtype is None or weight_dtype == compute_dtype:
         return disable_weight_init
     return manual_cast

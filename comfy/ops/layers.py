@@ -23,7 +23,7 @@ class _Convolution(CastLayer):
         weight, bias, token = cast_bias_weight(self, input, offloadable=True)
         out = self._conv_forward(input, weight, bias)  # type: ignore[attr-defined]
         uncast_bias_weight(self, weight, bias, token)
-        return out  # type: ignore[no-any-return]
+        return out
 
 
 class _TransposedConvolution(CastLayer):

@@ -298,5 +298,5 @@ def _hooked_weight(
     patched = arithmetic.calculate_weight(patches, working, key, original_weights=originals)
     seed = string_to_seed(key)
     if set_func is not None:
-        return set_func(patched, inplace_update=False, seed=seed, return_weight=True)  # type: ignore[no-any-return]
+        return set_func(patched, inplace_update=False, seed=seed, return_weight=True)
     return stochastic_rounding(patched, shown.dtype, seed=seed)

@@ -139,7 +139,7 @@ class Hook:
         return False
 
     def __eq__(self, other: object) -> bool:
-        return self.__class__ is other.__class__ and self.hook_ref is other.hook_ref  # type: ignore[attr-defined]
+        return self.__class__ is other.__class__ and self.hook_ref is other.hook_ref
 
     def __hash__(self) -> int:
         return hash(self.hook_ref)

@@ -52,7 +52,7 @@ class LowVramPatch:
         patched = arithmetic.calculate_weight(patches, working, self.key)
         seed = string_to_seed(self.key)
         if self.set_func is not None:
-            return self.set_func(patched, seed=seed, return_weight=True)  # type: ignore[no-any-return]
+            return self.set_func(patched, seed=seed, return_weight=True)
         return stochastic_rounding(patched, weight.dtype, seed=seed)
 
     @property

@@ -10,7 +10,7 @@ ModelOptions = dict[str, Any]
 
 def create_model_options_clone(orig_model_options: ModelOptions) -> ModelOptions:
     """A copy whose dicts and lists can be edited without touching the original."""
-    return _copy_containers(orig_model_options)  # type: ignore[no-any-return]
+    return _copy_containers(orig_model_options)
 
 
 def _copy_containers(value: Any) -> Any:

@@ -168,7 +168,7 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
 
     def memory_required(self, input_shape: Any) -> float:
         """Bytes a forward over an input of this shape takes beside the weights."""
-        return self.model.memory_required(input_shape=input_shape)  # type: ignore[no-any-return,operator]
+        return self.model.memory_required(input_shape=input_shape)  # type: ignore[operator]
 
     def get_free_memory(self, device: torch.device) -> int:
         """Free bytes of a device."""
@@ -177,7 +177,7 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
     def model_dtype(self) -> torch.dtype | None:
         """Type the network computes in or is stored in, None when it does not say."""
         if hasattr(self.model, "get_dtype"):
-            return self.model.get_dtype()  # type: ignore[no-any-return,operator]
+            return self.model.get_dtype()  # type: ignore[operator]
         return None
 
     def set_model_compute_dtype(self, dtype: torch.dtype | None) -> None:
@@ -214,7 +214,7 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
     def model_patches_to(self, device: torch.device) -> None:
         """Move what patches in the options hold; a patch's `to` may return its replacement."""
         self._map_option_patches(lambda p: p.to(device) if hasattr(p, "to") else p)
-        wrapper = self.model_options.get("model_function_wrapper")
+        wrapper: Any = self.model_options.get("model_function_wrapper")
         if hasattr(wrapper, "to"):
             self.model_options["model_function_wrapper"] = wrapper.to(device)
 

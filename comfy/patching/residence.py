@@ -126,10 +126,15 @@ class Residence:
         current = module._parameters.get(name)
         return module._buffers.get(name) if current is None else current
 
+    @staticmethod
+    def _table(module: nn.Module, name: str) -> dict[str, Any]:
+        """The module's table that holds a tensor: parameters or buffers."""
+        return module._parameters if name in module._parameters else module._buffers
+
     def replace(self, module: nn.Module, prefix: str, name: str, tensor: torch.Tensor) -> None:
         """Register `tensor` in the place of a weight, keeping the original for the way back."""
         key = prefix + name
-        table = module._parameters if name in module._parameters else module._buffers
+        table = self._table(module, name)
         current = table[name]
         assert current is not None, f"{key} holds no tensor"
         home = self.home.setdefault(key, current)
@@ -175,7 +180,7 @@ class Residence:
         backup = self.backup.pop(key, None)
         if home is not None:
             self.copies.pop(id(home), None)
-            table = module._parameters if name in module._parameters else module._buffers
+            table = self._table(module, name)
             table[name] = home
         elif backup is not None:
             self._undo_foreign(key, backup)
@@ -207,7 +212,7 @@ class Residence:
 
     def show_hooked(self, module: nn.Module, prefix: str, name: str, tensor: torch.Tensor) -> None:
         """Register a hook's weight in the place of the one the view shows."""
-        table = module._parameters if name in module._parameters else module._buffers
+        table = self._table(module, name)
         shown = table[name]
         assert shown is not None, f"{prefix}{name} holds no tensor"
         self.hooked.setdefault(prefix + name, shown)
@@ -228,7 +233,7 @@ class Residence:
             path, _, name = key.rpartition(".")
             module = self._submodule(path)
             if module is not None:
-                table = module._parameters if name in module._parameters else module._buffers
+                table = self._table(module, name)
                 table[name] = shown
         for (prefix, attribute), functions in self.hook_functions.items():
             module = self._submodule(prefix.removesuffix("."))
@@ -301,7 +306,7 @@ class Residence:
                 self.stop_streaming(path, module)
         for table in (self.home, self.backup, self.copies, self.applied, self.held, self.pinned,
                       self.resident, self.streaming):  # fmt: skip
-            table.clear()  # type: ignore[attr-defined]
+            table.clear()
         self.uuid = None
 
     def open_plan(self, device: torch.device, kind: type[StreamPlan] = StreamPlan) -> StreamPlan:

@@ -140,7 +140,7 @@ def _table(
 ) -> dict[Any, list[Callable[..., Any]]]:
     if is_model_options:
         options = options.get("transformer_options", {})
-    return options.get(kind, {}).get(call_type, {})  # type: ignore[no-any-return]
+    return options.get(kind, {}).get(call_type, {})
 
 
 def _flat(table: dict[Any, list[Callable[..., Any]]]) -> list[Callable[..., Any]]:

@@ -28,7 +28,7 @@ class KSamplerX0Inpaint:
         sigmas: Levels of the run, for `denoise_mask_function`.
     """
 
-    latent_image: Tensor
+    latent_image: Any  # a tensor; None only in runs without a mask
     noise: Tensor
 
     def __init__(self, model: Any, sigmas: Tensor) -> None:

@@ -48,7 +48,7 @@ class EmbeddedText:
 
 def embed_tokens(
     chunks: Sequence[Sequence[Any]],
-    table: nn.Module,
+    table: nn.Embedding,
     device: torch.device,
     special: SpecialTokens,
     preprocess: Preprocess | None = None,
@@ -78,7 +78,7 @@ def embed_tokens(
 
 def _embed_chunk(
     chunk: Sequence[Any],
-    table: nn.Module,
+    table: nn.Embedding,
     device: torch.device,
     special: SpecialTokens,
     preprocess: Preprocess | None,

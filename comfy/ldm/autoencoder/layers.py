@@ -202,6 +202,9 @@ class _Level(nn.Module):
     """Residual blocks of one size, each followed by an attention if there are any, then
     resampling."""
 
+    downsample: Downsample
+    upsample: Upsample
+
     def __init__(
         self,
         channels: int,
@@ -282,7 +285,7 @@ class Decoder(nn.Module):
         self.tanh_out = config.tanh_out
         self.conv_in = make.conv(config.z_channels, channels, 3, padding=1)
         self.mid = _Middle(channels, config.dropout, make)
-        levels = []
+        levels: list[nn.Module] = []
         for number in reversed(range(len(config.ch_mult))):
             width = config.ch * config.ch_mult[number]
             has_attention = size in config.attn_resolutions

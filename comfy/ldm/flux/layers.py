@@ -239,6 +239,9 @@ def _finite_half(x: Tensor) -> Tensor:
 class DoubleStreamBlock(nn.Module):
     """Text and picture tokens with weights of their own, attending to each other."""
 
+    img_mod: Modulation
+    txt_mod: Modulation
+
     def __init__(
         self,
         hidden_size: int,

@@ -183,9 +183,11 @@ class Flux(nn.Module):
             rows, columns, len(self.params.axes_dim), device=x.device, dtype=torch.float32
         )
         ids[..., 0] = index + changes.get("shift_t", 0.0)
-        line = {"device": x.device, "dtype": torch.float32}
-        ids[..., 1] = torch.linspace(top, last_row + top, rows, **line)[:, None]
-        ids[..., 2] = torch.linspace(left, last_column + left, columns, **line)[None]
+        lines = torch.linspace(top, last_row + top, rows, device=x.device, dtype=torch.float32)
+        ids[..., 1] = lines[:, None]
+        ids[..., 2] = torch.linspace(
+            left, last_column + left, columns, device=x.device, dtype=torch.float32
+        )
         return tokens, repeat(ids, "h w c -> b (h w) c", b=x.shape[0])
 
     def _text_ids(self, context: Tensor) -> Tensor:
@@ -332,10 +334,11 @@ class Flux(nn.Module):
         vec = self.time_in(timestep_embedding(times, TIME_WAVES).to(like.dtype))
         if self.params.guidance_embed and guidance is not None:
             vec = vec + self.guidance_in(timestep_embedding(guidance, TIME_WAVES).to(like.dtype))
-        if self.vector_in is not None:
+        width = self.params.vec_in_dim
+        if self.vector_in is not None and width is not None:
             if y is None:
-                y = like.new_zeros(like.shape[0], self.params.vec_in_dim)
-            vec = vec + self.vector_in(y[:, : self.params.vec_in_dim])
+                y = like.new_zeros(like.shape[0], width)
+            vec = vec + self.vector_in(y[:, :width])
         return vec
 
     def _double_stream(

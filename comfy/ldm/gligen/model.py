@@ -91,7 +91,9 @@ class PositionNet(nn.Module):
 class Gligen(nn.Module):
     """All gated layers of one file, and what turns boxes into objects."""
 
-    def __init__(self, modules: Sequence[nn.Module], position_net: nn.Module, key_dim: int) -> None:
+    def __init__(
+        self, modules: Sequence[nn.Module], position_net: PositionNet, key_dim: int
+    ) -> None:
         super().__init__()
         self.module_list = nn.ModuleList(modules)
         self.position_net = position_net

@@ -236,6 +236,8 @@ class FinalLayer(nn.Module):
 class MMDiT(nn.Module):
     """Predicts the flow of a noisy latent from a time 0..1000, text tokens and pooled text."""
 
+    pos_embed: Tensor
+
     def __init__(
         self,
         in_channels: int = 16,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -212,7 +212,7 @@ class T5Stack(nn.Module):
         for number, block in enumerate(self.block):
             if wanted == "all":
                 states.append(x)
-            own = block.layer[0].SelfAttention
+            own = cast(T5LayerSelfAttention, cast(T5Block, block).layer[0]).SelfAttention
             if own.relative_attention_bias is not None:
                 bias = _masked(own.compute_bias(x.shape[1], x), attention_mask)
             x = block(x, bias)

@@ -132,6 +132,7 @@ class ControlNet(nn.Module):
         if prefers_channels_last(x):
             x = x.contiguous(memory_format=torch.channels_last)
         h, residuals = x, []
+        block: Any  # a sequence of layers; torch's ModuleList gives its members no type
         for number, (block, point) in enumerate(zip(self.input_blocks, self.zero_convs)):
             h = steps.forward_timestep_embed(block, h, emb, context)
             if number == 0 and guided is not None:

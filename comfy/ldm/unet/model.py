@@ -142,6 +142,8 @@ class UNetModel(nn.Module):
         if (y is not None) != (self.num_classes is not None):
             needs = "needs" if self.num_classes is not None else "takes no"
             raise ValueError(f"this UNet {needs} vector conditioning y")
+        if timesteps is None:
+            raise ValueError("this UNet needs timesteps")
         waves = timestep_embedding(timesteps, self.model_channels, self.config.max_ddpm_temb_period)
         emb = self.time_embed(waves.to(dtype))
         for patch in (options.get("patches") or {}).get("emb_patch", ()):
@@ -158,14 +160,17 @@ class UNetModel(nn.Module):
 
 
 class _Pass:
-    """Runs blocks with the arguments that stay the same throughout one forward pass."""
+    """Runs blocks with the arguments that stay the same throughout one forward pass.
+
+    A block is a sequence of layers; torch's ModuleList, which holds them, gives members no type.
+    """
 
     def __init__(
         self, emb: Tensor, context: Tensor | None, options: Options, video: Options
     ) -> None:
         self.emb, self.context, self.options, self.video = emb, context, options, video
 
-    def __call__(self, block: nn.Module, h: Tensor, output_shape: Any = None) -> Tensor:
+    def __call__(self, block: Any, h: Tensor, output_shape: Any = None) -> Tensor:
         return steps.forward_timestep_embed(
             block, h, self.emb, self.context, self.options, output_shape, **self.video
         )

@@ -111,7 +111,7 @@ class CrossAttention(nn.Module):
         context = x if context is None else context
         q, k = self.to_q(x), self.to_k(context)
         v = self.to_v(context if value is None else value)
-        options = {
+        options: dict[str, Any] = {
             "attn_precision": self.attn_precision,
             "transformer_options": transformer_options,
         }
@@ -261,8 +261,8 @@ class SpatialTransformer(nn.Module):
     ) -> None:
         del use_checkpoint  # a training option
         super().__init__()
-        contexts = (
-            list(context_dim) if isinstance(context_dim, (list, tuple)) else [context_dim] * depth
+        contexts: list[int | None] = (
+            list(context_dim) if isinstance(context_dim, Sequence) else [context_dim] * depth
         )
         self.in_channels, self.use_linear = in_channels, use_linear
         inner = n_heads * d_head

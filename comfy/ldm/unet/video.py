@@ -27,6 +27,7 @@ class AlphaBlender(nn.Module):
     "learned_with_images" uses alpha 1 for frames that stand alone (image_only_indicator 1).
     """
 
+    mix_factor: Tensor
     strategies = ("learned", "fixed", "learned_with_images")
 
     def __init__(
@@ -105,7 +106,7 @@ class VideoResBlock(ResBlock):
         )
         self.time_mixer = AlphaBlender(merge_factor, merge_strategy, "b t -> b 1 t 1 1")
 
-    def forward(
+    def forward(  # type: ignore[override]  # callers tell the two forms apart
         self,
         x: Tensor,
         emb: Tensor,
@@ -185,7 +186,7 @@ class SpatialVideoTransformer(SpatialTransformer):
         )
         self.time_mixer = AlphaBlender(merge_factor, merge_strategy)
 
-    def forward(
+    def forward(  # type: ignore[override]  # callers tell the two forms apart
         self,
         x: Tensor,
         context: Tensor | None = None,

@@ -62,7 +62,7 @@ class LoRAAdapter(WeightAdapterBase):
 
     def calculate_shape(self, key: str) -> tuple[int, ...] | None:  # noqa: ARG002
         """See the base class."""
-        return self.weights[5]  # type: ignore[no-any-return]
+        return self.weights[5]
 
     def calculate_weight(
         self,
