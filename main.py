@@ -44,8 +44,6 @@ SWITCH_INTERVAL_S = 0.001
 
 def configure_folders(args: argparse.Namespace) -> None:
     """Points `folder_paths` at the folders of the arguments and creates those that are missing."""
-    from utils.extra_config import load_extra_path_config
-
     for value, place in (
         (args.base_directory, folder_paths.set_base_directory),
         (args.models_directory, folder_paths.set_models_directory),
@@ -67,6 +65,8 @@ def configure_folders(args: argparse.Namespace) -> None:
     extra = [path for paths in args.extra_model_paths_config or [] for path in paths]
     beside = PROGRAM_FOLDER / "extra_model_paths.yaml"
     for config in [*([str(beside)] if beside.is_file() else []), *extra]:
+        from utils.extra_config import load_extra_path_config  # brings a YAML parser with it
+
         load_extra_path_config(config)
 
     shutil.rmtree(folder_paths.get_temp_directory(), ignore_errors=True)

@@ -55,7 +55,7 @@ class Client:
 class Hub:
     """Open sockets by client id; every method but `post` belongs to the event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, preview_interval_s: float = 0.05) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, preview_interval_s: float = 0.1) -> None:
         self.clients: dict[str, Client] = {}
         self.sockets: dict[str, web.WebSocketResponse] = {}  # the view of it that packs read
         self.metadata: dict[str, dict[str, Any]] = {}
