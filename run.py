@@ -48,7 +48,7 @@ def prepare(extras: str) -> None:
     print(
         "latentloom: installing the pinned dependencies (a few minutes the first time)", flush=True
     )
-    command = [
+    command: list[str | Path] = [
         PYTHON,
         "-m",
         "pip",
@@ -76,7 +76,7 @@ def compile_program() -> None:
     a second on compiling. It only saves time: a checkout that cannot be written to works without.
     """
     skipped = "|".join(re.escape(str(path)) for path in (VENV, *ROOT.glob("custom_nodes")))
-    command = [PYTHON, "-m", "compileall", "-qq", "-x", skipped, ROOT]
+    command: list[str | Path] = [PYTHON, "-m", "compileall", "-qq", "-x", skipped, ROOT]
     subprocess.run(command, cwd=ROOT, check=False, stderr=subprocess.DEVNULL)
 
 
