@@ -156,6 +156,11 @@ def _index(device=None):
     return torch._C._accelerator_getDeviceIndex() if i is None else i
 
 
+def _as_signed(seed):
+    """A seed 0..2**64-1 in the signed form that operator arguments have."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
 # ---- controls for tests ------------------------------------------------------
 def set_device_count(n):
     _lib.fg_set_device_count(n)
@@ -409,10 +414,10 @@ class _Module:
     # random numbers: one default generator per device
     def manual_seed_all(self, seed):
         for i in range(self.device_count()):
-            torch.ops.fakegpu_rng.seed(i, seed)
+            torch.ops.fakegpu_rng.seed(i, _as_signed(seed))
 
     def manual_seed(self, seed):
-        torch.ops.fakegpu_rng.seed(_index(), seed)
+        torch.ops.fakegpu_rng.seed(_index(), _as_signed(seed))
 
     def initial_seed(self):
         return torch.ops.fakegpu_rng.initial_seed(_index())
