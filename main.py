@@ -379,7 +379,6 @@ class Program:
         try:
             await serve(server, on_listening=self.on_listening)
         finally:
-            server.prompt_queue.interrupt()
             await asyncio.to_thread(worker.stop)
             if self.journal is not None:
                 self.journal.close()
@@ -390,13 +389,12 @@ class Program:
 
         from comfy.devices import report, residency
         from comfy.interrupt import INTERRUPT
-        from comfy_execution.journal import Journal
+        from comfy_execution.journal import open_journal
         from comfy_execution.queue import PromptQueue
         from comfy_server import PromptServer, Services
 
-        path = Path(folder_paths.get_system_user_directory("latentloom")) / "queue.sqlite"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.journal = None if self.args.no_journal else Journal(path)
+        folder = Path(folder_paths.get_system_user_directory("latentloom"))
+        self.journal = None if self.args.no_journal else open_journal(folder, self.args.port)
         self.queue = PromptQueue(interrupt=INTERRUPT, journal=self.journal)
         services = Services(
             self.queue,

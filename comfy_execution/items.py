@@ -127,7 +127,7 @@ def fingerprint_of(prompt_text: str, item: QueueItem) -> str:
 
 
 def cancelled_status(prompt_id: str) -> ExecutionStatus:
-    """Status of a prompt that was cancelled before it ran."""
+    """Status of a prompt that was cancelled before it ran or while its process ended."""
     data = {
         "prompt_id": prompt_id,
         "node_id": "",

@@ -11,6 +11,7 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 2
 """How often a prompt may be started: once, and once more if the process died under it."""
+
+_PREDECESSOR_S = 15.0  # a process that holds devices may take this long to end when killed
+_STOPPED = 1000  # in place of the number of starts: somebody stopped it, so it must not come back
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS queue (
@@ -49,7 +53,19 @@ _PLACES = "(?, ?, ?, ?, ?, ?, ?)"
 
 
 class JournalInUseError(RuntimeError):
-    """Another running server owns the journal file."""
+    """Another running server owns the journal file.
+
+    Attributes:
+        port: Where that server serves; 0 if it does not say.
+    """
+
+    def __init__(self, path: Path, port: int) -> None:
+        where = f" (on port {port})" if port else ""
+        super().__init__(
+            f"{path} is in use by another running server{where}; stop it, or give this one another "
+            "user directory"
+        )
+        self.port = port
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +77,36 @@ class Recovered:
             running comes first.
         retried: Ids among them that had been started already.
         abandoned: Prompts that were running and may not be started again.
+        stopped: Prompts that somebody had stopped when the process ended.
     """
 
     pending: list[tuple[QueueItem, str]]
     retried: list[str]
     abandoned: list[tuple[QueueItem, str]]
+    stopped: list[tuple[QueueItem, str]]
 
 
 class Journal:
     """One SQLite file, owned by one process. Methods may be called from any thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, port: int = 0) -> None:
         """Opens or creates the journal.
 
+        Args:
+            port: Where the process serves; others that want the file can read it.
         Raises:
             JournalInUseError: another process has it open.
             sqlite3.DatabaseError: the file is not a journal.
         """
         self.path = path
         self._lock = threading.Lock()
-        self._owner = _claim(path)
-        self._db = _connect(path, synchronous="NORMAL")
-        self._db.executescript(_SCHEMA)
+        self._owner = _claim(path, port)
+        try:
+            self._db = _connect(path, synchronous="NORMAL")
+            self._db.executescript(_SCHEMA)
+        except BaseException:
+            self._owner.close()
+            raise
         self._synced = _connect(path, synchronous="FULL")  # a statement returns when it is on disk
 
     def close(self) -> None:
@@ -124,12 +148,24 @@ class Journal:
 
     def mark_running(self, prompt_id: str) -> None:
         """Counts a start of the prompt; a disk that refuses does not keep it from running."""
+        self._mark(prompt_id, "attempts + 1")
+
+    def mark_waiting(self, prompt_id: str) -> bool:
+        """A prompt that was started waits again, unless it was stopped; says whether it does."""
+        return self._mark(prompt_id, "0")
+
+    def mark_stopped(self, prompt_id: str) -> None:
+        """A running prompt was stopped: if the process ends before it does, it is not retried."""
+        self._mark(prompt_id, str(_STOPPED))
+
+    def _mark(self, prompt_id: str, attempts: str) -> bool:
+        statement = f"UPDATE queue SET attempts = {attempts} WHERE prompt_id = ? AND attempts < ?"
         try:
-            self._write(
-                "UPDATE queue SET attempts = attempts + 1 WHERE prompt_id = ?", (prompt_id,)
-            )
+            with self._lock:
+                return self._db.execute(statement, (prompt_id, _STOPPED)).rowcount > 0
         except sqlite3.Error:
-            logger.exception("the start of prompt %s could not be written", prompt_id)
+            logger.exception("the state of prompt %s could not be written", prompt_id)
+            return False
 
     def forget(self, prompt_ids: Iterable[str]) -> None:
         """Removes prompts that were taken out of the queue."""
@@ -158,7 +194,7 @@ class Journal:
                 "SELECT number, prompt_id, prompt, extra_data, outputs, fingerprint, attempts "
                 "FROM queue ORDER BY attempts = 0, number, arrival"
             ).fetchall()
-        recovered = Recovered([], [], [])
+        recovered = Recovered([], [], [], [])
         limit = MAX_ATTEMPTS if retry_running else 1
         for number, prompt_id, prompt, extra_data, outputs, fingerprint, attempts in rows:
             item: QueueItem = (
@@ -169,6 +205,9 @@ class Journal:
                 json.loads(outputs),
                 {},
             )
+            if attempts >= _STOPPED:
+                recovered.stopped.append((item, fingerprint))
+                continue
             if attempts >= limit:
                 recovered.abandoned.append((item, fingerprint))
                 continue
@@ -255,19 +294,60 @@ def _connect(path: Path, *, synchronous: str) -> sqlite3.Connection:
     return db
 
 
-def _claim(path: Path) -> IO[bytes]:
-    """Locks a file beside the journal for the life of this process."""
+def open_journal(folder: Path, port: int) -> Journal:
+    """The journal of the server on this port: the folder's only one, or its own beside it.
+
+    A second server in the same folder, on another port, gets a journal of its own and keeps it.
+    One that finds the journal in the hands of a server on its own port waits a while: that is a
+    predecessor which is about to end. A file that cannot be read is put aside, and said so.
+
+    Raises:
+        JournalInUseError: a server on the same port does not end.
+        sqlite3.OperationalError: the folder cannot be written.
+    """
+    shared, own = folder / "queue.sqlite", folder / f"queue-{port}.sqlite"
+    path = own if own.exists() else shared
+    deadline = time.monotonic() + _PREDECESSOR_S
+    while True:
+        try:
+            return Journal(path, port)
+        except JournalInUseError as error:
+            if path == shared and error.port not in (0, port):
+                logger.info("a server on port %d uses %s; using %s", error.port, shared, own)
+                path = own
+            elif time.monotonic() >= deadline:
+                raise
+            else:
+                time.sleep(0.1)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as error:
+            aside = path.with_name(f"{path.name}.broken-{time.time_ns() // 1_000_000}")
+            logger.error("%s cannot be read (%s); it is now %s", path, error, aside)
+            path.rename(aside)
+
+
+def _claim(path: Path, port: int) -> IO[bytes]:
+    """Locks a file beside the journal for the life of this process, and writes the port there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = open(f"{path}.lock", "ab")  # noqa: SIM115 - stays open as long as the journal does
+    handle = open(f"{path}.lock", "a+b", buffering=0)  # noqa: SIM115 - open as long as the journal
     try:
         _lock_file(handle)
     except OSError as error:
-        handle.close()
-        raise JournalInUseError(
-            f"{path} is in use by another running server; stop it, or give this one another "
-            "user directory"
-        ) from error
+        with handle:
+            raise JournalInUseError(path, _read_port(handle)) from error
+    handle.truncate(0)
+    handle.write(str(port).encode("ascii"))
     return handle
+
+
+def _read_port(handle: IO[bytes]) -> int:
+    """The port that the owner of a lock wrote into it; 0 if it cannot be read."""
+    try:
+        handle.seek(0)
+        return int(handle.read() or b"0")
+    except (OSError, ValueError):
+        return 0
 
 
 def _lock_file(handle: IO[bytes]) -> None:
@@ -275,6 +355,7 @@ def _lock_file(handle: IO[bytes]) -> None:
     if os.name == "nt":
         import msvcrt
 
+        handle.seek(1 << 20)  # a locked byte cannot be read by others, so not one of the port's
         msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
     else:
         import fcntl

@@ -179,6 +179,19 @@ class PromptQueue:
             self._changed()
         self._announce_finished(item[1])
 
+    def leave_to_next_process(self, item_id: int) -> bool:
+        """Takes a running prompt out, so that it waits in the journal for the next process.
+
+        Returns:
+            False, with nothing done, if there is no journal or somebody stopped the prompt.
+        """
+        with self.mutex:
+            prompt_id = self.currently_running[item_id][1]
+            if self._journal is None or not self._journal.mark_waiting(prompt_id):
+                return False
+            del self.currently_running[item_id], self._texts[item_id]
+        return True
+
     def set_flag(self, name: str, data: Any) -> None:
         """Asks the worker for something between prompts: ``unload_models``, ``free_memory``."""
         with self.mutex:
@@ -236,10 +249,13 @@ class PromptQueue:
                     return True
         return False
 
-    def interrupt(self, prompt_id: str | None = None) -> bool:
+    def interrupt(self, prompt_id: str | None = None, *, for_good: bool = True) -> bool:
         """Stops the running prompt, if it is the named one; None means whichever runs.
 
         Checking and setting happen under one lock, so a later prompt is never hit.
+
+        Args:
+            for_good: Whether it must not run again should the process end before the prompt does.
         """
         with self.mutex:
             running = [item[1] for item in self.currently_running.values()]
@@ -251,6 +267,8 @@ class PromptQueue:
             listeners = list(self._interrupt_listeners)
         for listener in listeners:
             listener(hit[0])
+        if for_good and self._journal is not None:
+            self._journal.mark_stopped(hit[0])
         return True
 
     def cancel(self, prompt_id: str) -> CancelOutcome:

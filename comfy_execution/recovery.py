@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from comfy_execution import events
-from comfy_execution.items import ExecutionStatus, QueueItem
+from comfy_execution.items import ExecutionStatus, QueueItem, cancelled_status
 from comfy_execution.journal import Journal
 from comfy_execution.queue import PromptQueue
 
@@ -32,7 +32,8 @@ def recover(
     """Puts prompts back into the queue, in order, with their client ids.
 
     A prompt that was running is tried once more, first of all; if that was its second try already,
-    or retries are refused, it goes to the history as failed.
+    or retries are refused, it goes to the history as failed. One that somebody had stopped goes
+    there as such.
 
     Args:
         mode: RESUME runs them, PAUSE holds them until the queue is resumed, CLEAR drops them.
@@ -44,6 +45,8 @@ def recover(
     found = journal.recover(retry_running=retry_running)
     for item, fingerprint in found.abandoned:
         queue.record_lost(item, fingerprint, _crashed(item))
+    for item, fingerprint in found.stopped:
+        queue.record_lost(item, fingerprint, cancelled_status(item[1]))
     queue.restore(found.pending, paused=mode is StartMode.PAUSE)
     if found.pending or found.abandoned:
         logger.info(

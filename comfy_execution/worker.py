@@ -58,8 +58,12 @@ class Worker:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """Ends the loop after the running prompt; says whether the thread has ended in time."""
+        """Ends the loop; says whether the thread has ended in time.
+
+        The running prompt is stopped. With a journal it is the next process's first one.
+        """
         self._stopping.set()
+        self.queue.interrupt(for_good=False)
         self.queue.wake()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -69,7 +73,9 @@ class Worker:
         has_garbage = False
         while not self._stopping.is_set():
             found = self.queue.get(timeout=IDLE_CHECK_S)
-            if found is not None and not self._stopping.is_set():
+            if found is not None and self._stopping.is_set():
+                self.queue.leave_to_next_process(found[1])
+            elif found is not None:
                 self._run_prompt(*found)
                 has_garbage = True
             else:
@@ -87,6 +93,9 @@ class Worker:
             executor.execute(prompt, prompt_id, {**item[3], **secrets}, item[4])
         except BaseException as error:  # noqa: BLE001 - not a node's: the loop must go on
             executor.abandon(prompt_id, item[3], error)
+        is_left = self._stopping.is_set() and self._was_interrupted()
+        if is_left and self.queue.leave_to_next_process(key):
+            return
         try:
             self.queue.task_done(key, executor.history_result, executor.status, public_item)
         except Exception:  # the loop must go on
@@ -94,6 +103,10 @@ class Worker:
         client_id = item[3].get("client_id")
         if client_id is not None:
             executor.server.publish(events.Executing(None, prompt_id, client_id=client_id))
+
+    def _was_interrupted(self) -> bool:
+        messages = self.executor.status_messages
+        return bool(messages) and messages[-1][0] == events.ExecutionInterrupted.name
 
     def _obey_flags(self) -> bool:
         """Does what was asked for through flags; says whether something was freed."""

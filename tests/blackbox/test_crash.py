@@ -158,6 +158,34 @@ def test_a_prompt_that_dies_twice_is_given_up(fort: Fort) -> None:
     assert fort.history(fort.queue(fort.mark(after)))["outputs"]["shown"]["value"] == [after]
 
 
+def test_what_was_cancelled_does_not_come_back(fort: Fort) -> None:
+    value = fresh()
+    stuck = fort.queue(fort.mark(value, seconds=60.0))
+    until(lambda: fort.marked(value) == 1)
+    fort.server.post("/interrupt", {"prompt_id": stuck})
+    os.kill(fort.child, signal.SIGKILL)
+    fort.history(stuck)
+    assert fort.ask(f"/api/jobs/{stuck}")["status"] == "cancelled"
+    assert fort.marked(value) == 1
+
+
+def test_a_server_that_is_told_to_end_leaves_its_work_to_the_next(fort: Fort) -> None:
+    value = fresh()
+    g = graph()
+    mark = g.node("TrialMark", value=value, path=str(fort.marks), seconds=0.0)
+    polite = g.node("TrialPolite", value=mark.out(0), seconds=3.0)
+    g.node("TrialShow", id="shown", value=polite.out(0))
+    running, waiting = fort.queue(g), fort.queue(fort.mark(fresh()))
+    until(lambda: fort.marked(value) == 1)
+    fort.server.process.terminate()
+    fort.server.process.wait(30)
+    fort.restart()
+    entry = fort.history(running)
+    assert entry["outputs"]["shown"]["value"] == [value]
+    assert fort.marked(value) == 2
+    assert fort.history(waiting)["status"]["status_str"] == "success"
+
+
 def test_an_ordinary_end_leaves_no_process(fort: Fort) -> None:
     child = fort.child
     begin = time.monotonic()

@@ -9,15 +9,16 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from comfy_execution import jobs
+from comfy_execution import jobs, journal
 from comfy_execution.items import ExecutionStatus, SubmissionKind
-from comfy_execution.journal import Journal, JournalInUseError
+from comfy_execution.journal import Journal, JournalInUseError, open_journal
 from comfy_execution.queue import PromptQueue
 from comfy_execution.recovery import StartMode, recover
 from tests.comfy_execution.support import make
@@ -126,6 +127,36 @@ def test_after_a_native_crash_the_running_prompt_is_not_tried_again(path: Path) 
     assert list(second.queue.history) == ["crashes"]
 
 
+def test_a_prompt_that_was_stopped_does_not_come_back(path: Path) -> None:
+    first = Process(path)
+    first.queue.put(item("stopped"))
+    first.queue.put(item("waits"))
+    first.start()
+    assert first.queue.interrupt("stopped")
+    first.die()  # before the prompt has ended, as when it hangs in native code
+    second = Process(path)
+    assert second.waiting() == ["waits"]
+    entry = second.queue.get_history("stopped")["stopped"]
+    assert jobs.job_from_history("stopped", entry)["status"] == "cancelled"
+
+
+def test_a_prompt_that_is_left_to_the_next_process_has_not_lost_its_second_try(path: Path) -> None:
+    for _ in range(4):
+        process = Process(path)
+        if not process.waiting():
+            process.queue.put(item("long"))
+        key = process.start()
+        process.queue.interrupt(for_good=False)
+        assert process.queue.leave_to_next_process(key)
+        assert process.queue.get_tasks_remaining() == 0
+        process.die()
+    last = Process(path)
+    assert last.waiting() == ["long"]
+    key = last.start()
+    last.queue.interrupt("long")
+    assert not last.queue.leave_to_next_process(key)
+
+
 def test_start_modes(path: Path) -> None:
     first = Process(path)
     first.queue.put(item("a"))
@@ -188,6 +219,39 @@ def test_a_journal_belongs_to_one_process_at_a_time(path: Path) -> None:
         Journal(path)
     first.die()
     Journal(path).close()
+
+
+def test_a_second_server_in_the_same_folder_gets_and_keeps_its_own(tmp_path: Path) -> None:
+    one, two = open_journal(tmp_path, 8188), open_journal(tmp_path, 8189)
+    assert (one.path.name, two.path.name) == ("queue.sqlite", "queue-8189.sqlite")
+    one.close()
+    two.close()
+    again = open_journal(tmp_path, 8189)
+    assert again.path == two.path
+    again.close()
+
+
+def test_a_server_waits_for_its_predecessor_on_the_same_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = open_journal(tmp_path, 8188)
+    ending = threading.Timer(0.05, before.close)
+    ending.start()
+    after = open_journal(tmp_path, 8188)
+    assert after.path == before.path
+    monkeypatch.setattr(journal, "_PREDECESSOR_S", 0.0)
+    with pytest.raises(JournalInUseError, match="port 8188"):
+        open_journal(tmp_path, 8188)
+    after.close()
+
+
+def test_a_server_starts_though_its_journal_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "queue.sqlite").write_bytes(b"<html>" * 1000)
+    opened = open_journal(tmp_path, 8188)
+    assert opened.recover().pending == []
+    opened.close()
+    aside = [file for file in tmp_path.iterdir() if ".broken-" in file.name]
+    assert aside[0].read_bytes() == b"<html>" * 1000
 
 
 def test_a_file_that_is_no_journal_is_refused(path: Path) -> None:

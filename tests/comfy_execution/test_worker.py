@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from comfy_execution.breaker import Breaker, CallGuard, ForcedInterruption
+from comfy_execution.context import check_interrupt
 from comfy_execution.executor import PromptExecutor
+from comfy_execution.journal import Journal
 from comfy_execution.options import ExecutorOptions
 from comfy_execution.queue import PromptQueue
 from comfy_execution.registry import NodeRegistry
@@ -21,9 +24,11 @@ from tests.comfy_execution.support import CLASSES, Flag, Recorder, make, node
 class House:
     """Queue, executor, breaker and a running worker."""
 
-    def __init__(self, classes: dict[str, type], **hooks: Any) -> None:
+    def __init__(
+        self, classes: dict[str, type], journal: Journal | None = None, **hooks: Any
+    ) -> None:
         self.sink, self.flag = Recorder(), Flag()
-        self.queue = PromptQueue(self.sink, interrupt=self.flag)
+        self.queue = PromptQueue(self.sink, interrupt=self.flag, journal=journal)
         registry = NodeRegistry({**CLASSES, **classes})
         self.executor = PromptExecutor(registry, self.sink, self.flag, ExecutorOptions())
         self.breaker = Breaker(
@@ -101,6 +106,28 @@ def test_flags_unload_and_forget(house: Any) -> None:
     home.post("b", PROMPT)
     messages = home.wait("b")["status"]["messages"]
     assert messages[1][1]["nodes"] == []
+
+
+def test_a_worker_that_stops_leaves_its_prompt_to_the_next_process(tmp_path: Path) -> None:
+    running = threading.Event()
+
+    def run(self: Any) -> tuple[int]:
+        running.set()
+        while True:
+            check_interrupt()
+
+    journal = Journal(tmp_path / "queue.sqlite")
+    home = House({"Endless": node("Endless", run=run)}, journal)
+    home.post("long", {"1": make("Endless"), "2": make("Show", value=["1", 0])})
+    home.post("waits", PROMPT)
+    assert running.wait(5)
+    assert home.worker.stop()
+    assert home.queue.get_history() == {}
+    assert home.queue.currently_running == {}
+    found = journal.recover()
+    assert [item[1] for item, _ in found.pending] == ["long", "waits"]
+    assert found.retried == []
+    journal.close()
 
 
 def test_an_idle_worker_has_time_for_other_work(house: Any) -> None:
