@@ -17,10 +17,13 @@ from urllib.parse import urlsplit
 _FORWARDED = ("X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Forwarded", "Via")
 
 
+USUAL_NAMES = ("127.0.0.1", "localhost", "::1")  # not worth taking apart at every request
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host name or address can only mean this machine."""
     name = host.strip("[]").rstrip(".").lower()
-    if name == "localhost" or name.endswith(".localhost"):
+    if name in USUAL_NAMES or name.endswith(".localhost"):
         return True
     try:
         return ipaddress.ip_address(name.partition("%")[0]).is_loopback
