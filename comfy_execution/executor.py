@@ -125,9 +125,7 @@ class PromptExecutor:
                 await self._wind_up(run)
                 run.close()
 
-    def abandon(
-        self, prompt_id: str, extra_data: Mapping[str, Any], error: BaseException
-    ) -> None:
+    def abandon(self, prompt_id: str, extra_data: Mapping[str, Any], error: BaseException) -> None:
         """Ends a prompt that could not be started, or whose execution itself broke down."""
         self._begin(extra_data)
         self._fail(prompt_id, error)
@@ -194,9 +192,7 @@ class PromptExecutor:
             name for name in run.prompt.original_prompt
             if name in run.signatures.parts and run.is_known(name)
         )  # fmt: skip
-        self._send(
-            events.ExecutionCached(cached, run.prompt_id, events.now_ms(), self._client_id)
-        )
+        self._send(events.ExecutionCached(cached, run.prompt_id, events.now_ms(), self._client_id))
         run.showing.show_children_again()
         current_run.set(run)
         failed = await self._run_nodes(run, outputs)
@@ -244,9 +240,7 @@ class PromptExecutor:
                 await asyncio.sleep(0)  # let async nodes go on
         return None
 
-    async def _wait_for_tasks(
-        self, run: PromptRun
-    ) -> tuple[Failure, BaseException | None] | None:
+    async def _wait_for_tasks(self, run: PromptRun) -> tuple[Failure, BaseException | None] | None:
         """Nothing is ready: waits for an async node, or reports the cycle that blocks all."""
         if not run.pending.has_external_blocks:
             cycle = run.pending.find_cycle()

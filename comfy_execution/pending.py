@@ -87,9 +87,7 @@ class PendingPrompts:
         wanted = {prompt_id: place for place, prompt_id in enumerate(prompt_ids)}
         numbers = [entry.order[0] for entry in self._entries]
         ordered = sorted(self._entries, key=lambda e: wanted.get(e.prompt_id, len(wanted)))
-        self._entries = [
-            self._renumbered(entry, number) for number, entry in zip(numbers, ordered)
-        ]
+        self._entries = [self._renumbered(entry, number) for number, entry in zip(numbers, ordered)]
 
     def set_number(self, entry: Pending, number: float) -> None:
         """Gives a waiting prompt another number, behind those that have the same."""

@@ -40,9 +40,7 @@ class Signatures:
         changed: Node id -> what its ``IS_CHANGED`` gave; nodes without are absent.
     """
 
-    def __init__(
-        self, prompt: DynamicPrompt, specs: SpecTable, changed: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, prompt: DynamicPrompt, specs: SpecTable, changed: Mapping[str, Any]) -> None:
         self._prompt = prompt
         self._specs = specs
         self._changed = changed

@@ -145,9 +145,7 @@ def _start(
 
 
 @contextlib.contextmanager
-def _signals_passed_to(
-    child: subprocess.Popen[bytes], stopped: threading.Event
-) -> Iterator[None]:
+def _signals_passed_to(child: subprocess.Popen[bytes], stopped: threading.Event) -> Iterator[None]:
     """While the block runs, signals that mean "stop" go to the child."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -316,9 +316,7 @@ class _Validation:
                 for name, kind in spec.hidden.items()
             }
         values = {
-            name: value
-            for name, value in values.items()
-            if custom.takes(spec.argument_name(name))
+            name: value for name, value in values.items() if custom.takes(spec.argument_name(name))
         }
         arguments = values
         if custom.takes_types:

@@ -237,9 +237,7 @@ class PromptServer:
             key = (event.name, event.prompt_id)  # large, and each shows all that was before it
         self._post_text(event.name, event.payload(), None if event.broadcast else sid, key)
 
-    def _post_text(
-        self, kind: str, data: Any, sid: str | None, key: object | None = None
-    ) -> None:
+    def _post_text(self, kind: str, data: Any, sid: str | None, key: object | None = None) -> None:
         frame = frames.text_frame(kind, data)
         user = None if kind == "status" else self._audience
         self.hub.post(lambda: self.hub.send_frame(frame, sid, user, key))

@@ -170,9 +170,7 @@ class Slow(NodeBase):
         return (value,)
 
 
-CLASSES: dict[str, type] = {
-    kind.__name__: kind for kind in (Number, Add, Show, Fail, Switch, Slow)
-}
+CLASSES: dict[str, type] = {kind.__name__: kind for kind in (Number, Add, Show, Fail, Switch, Slow)}
 
 
 def make(class_type: str, **inputs: Any) -> dict[str, Any]:

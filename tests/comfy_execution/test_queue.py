@@ -97,9 +97,7 @@ def test_five_and_six_item_entries_are_taken_and_secrets_are_never_shown(
         queue.put((1, "short"))
 
 
-def test_an_interruption_hits_the_named_running_prompt_only(
-    queue: PromptQueue, flag: Flag
-) -> None:
+def test_an_interruption_hits_the_named_running_prompt_only(queue: PromptQueue, flag: Flag) -> None:
     queue.put(item("a"))
     queue.put(item("b"))
     assert not queue.interrupt("a")

@@ -199,6 +199,7 @@ def test_a_small_cycle_is_reported_on_each_of_its_nodes() -> None:
 def test_a_graph_where_everything_links_to_everything_is_checked_quickly() -> None:
     names = [f"i{n}" for n in range(120)]
     mesh = node("Mesh", spec_free(*names))
+
     def links(i: int) -> dict[str, Any]:
         return {names[j]: [f"n{(i + j + 1) % 120}", 0] for j in range(119)}
 
