@@ -35,12 +35,12 @@ def check_literal(
     Returns:
         The value to keep in the prompt, and the error if there is one.
     """
+    convert = CONVERSIONS.get(info.type) if isinstance(info.type, str) else None
     if isinstance(value, dict) and "__value__" in value:
         inner = value["__value__"]
-        if is_link(inner):
+        if convert is None and is_link(inner):
             return value, None  # unwrapped it would be taken for a link
         value = inner
-    convert = CONVERSIONS.get(info.type) if isinstance(info.type, str) else None
     if convert is not None:
         try:
             value = convert(value)

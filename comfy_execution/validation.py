@@ -119,7 +119,8 @@ class _Validation:
             if not isinstance(class_type, str):
                 return errors.missing_class_type(node_id)
             if self.specs.get(class_type) is None:
-                title = (node.get("_meta") or {}).get("title", class_type)
+                meta = node.get("_meta")
+                title = meta.get("title", class_type) if isinstance(meta, dict) else class_type
                 return errors.unknown_class(node_id, class_type, title)
         return None
 

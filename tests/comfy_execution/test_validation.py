@@ -89,6 +89,9 @@ def test_values_are_converted_in_the_prompt() -> None:
         (["INT", {"max": 3}], 4, ["value_bigger_than_max"]),
         (("IMAGE",), ["1", 0, 0], ["bad_linked_input"]),
         (("IMAGE",), ["1", True], ["bad_linked_input"]),
+        (("IMAGE",), {"__value__": ["1", 0]}, []),
+        (("INT",), {"__value__": ["1", 0]}, ["invalid_input_type"]),
+        (("STRING",), {"__value__": ["1", 0]}, []),
     ],
 )
 def test_literals(declared: Any, value: Any, expected: list[str]) -> None:
@@ -136,6 +139,13 @@ def test_nodes_that_are_none_are_refused(broken: Any) -> None:
     result = check(broken)
     assert result.error is not None
     assert result.error["type"] == "invalid_prompt"
+
+
+@pytest.mark.parametrize("meta", [None, "text", [], {"title": 5}])
+def test_an_unknown_class_is_told_whatever_its_title_is(meta: Any) -> None:
+    error = check({"1": {"class_type": "NoSuchClass", "inputs": {}, "_meta": meta}}).error
+    assert error is not None
+    assert "NoSuchClass" in str(error)
 
 
 @pytest.mark.parametrize("inputs", [None, [], "text"])
