@@ -46,15 +46,23 @@ def spec_folder() -> Path:
     return folder
 
 
+def pin_cpu() -> None:
+    """Keeps tests on the CPU once the simulated accelerator, which stays visible, is loaded."""
+    if "tests.support.fakegpu" in sys.modules:
+        from comfy.devices.policies import MemoryPolicy
+        from comfy.devices.runtime import build_runtime, install_runtime
+
+        install_runtime(build_runtime(MemoryPolicy(cpu=True)))
+
+
+def pytest_collection_finish() -> None:
+    """Comes before fixtures of every scope, which may load models."""
+    pin_cpu()
+
+
 @pytest.fixture(autouse=True)
 def cpu_runtime() -> Iterator[None]:
-    """Pin the CPU once a test has loaded the simulated accelerator, which stays visible."""
-    if "tests.support.fakegpu" not in sys.modules:
-        yield
-        return
-    from comfy.devices.policies import MemoryPolicy
-    from comfy.devices.runtime import build_runtime, install_runtime
-
-    install_runtime(build_runtime(MemoryPolicy(cpu=True)))
+    """Brings the CPU back after tests that installed another runtime."""
+    pin_cpu()
     yield
-    install_runtime(None)
+    pin_cpu()

@@ -42,7 +42,7 @@ def simulated_accelerator(**policy: Any) -> Iterator[Any]:
         yield fakegpu
     finally:
         residency.unload_all_models()
-        install_runtime(None)
+        install_runtime(build_runtime(MemoryPolicy(cpu=True)))
         fakegpu.reset()
 
 
