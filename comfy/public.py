@@ -37,7 +37,7 @@ class _PublicModule(ModuleType):
             setattr(sys.modules[route[0]], route[1], value)
 
     def __delattr__(self, name: str) -> None:
-        """Takes a replacement back: a re-exported name gets its first value, for it stays public."""
+        """Takes a replacement back: a re-exported name is public and gets its first value."""
         if name in self.__dict__.get("_routes", {}):
             setattr(self, name, self._first_values[name])
         else:
