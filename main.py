@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import importlib.util
 import logging
 import os
 import shutil
@@ -23,19 +22,17 @@ from typing import TYPE_CHECKING, Any
 import folder_paths
 from comfy import cli_args
 from comfy_execution import supervisor
+from utils import policies
 
 if TYPE_CHECKING:
-    from comfy.devices.policies import MemoryPolicy, PrecisionPolicy
     from comfy_execution.executor import ExecutorOptions
     from comfy_execution.worker import Worker
     from comfy_nodes.custom_packs import PackSelection
-    from comfy_server import LogCapture, PromptServer, ServerOptions
+    from comfy_server import LogCapture, PromptServer
 
 logger = logging.getLogger(__name__)
 
 PROGRAM_FOLDER = Path(__file__).resolve().parent
-MIB = 1024 * 1024
-GIB = 1024 * MIB
 SWITCH_INTERVAL_S = 0.001
 
 
@@ -105,9 +102,6 @@ def configure_logging(args: argparse.Namespace) -> LogCapture:
     return capture
 
 
-# Policies
-
-
 def choose_devices(args: argparse.Namespace) -> None:
     """Sets the variables that decide which devices exist; they count only before torch starts."""
     visible = None
@@ -125,119 +119,6 @@ def choose_devices(args: argparse.Namespace) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if args.cuda_malloc:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-
-
-def memory_policy(args: argparse.Namespace) -> MemoryPolicy:
-    """How device and host memory are used."""
-    from comfy.devices.policies import MemoryPolicy, VRAMState
-
-    states = {
-        "highvram": VRAMState.HIGH_VRAM,
-        "normalvram": VRAMState.NORMAL_VRAM,
-        "lowvram": VRAMState.LOW_VRAM,
-        "novram": VRAMState.NO_VRAM,
-    }
-    dynamic = {True: True, False: None}[args.enable_dynamic_vram]
-    return MemoryPolicy(
-        cpu=args.cpu,
-        vram_state=next((state for name, state in states.items() if getattr(args, name)), None),
-        gpu_only=args.gpu_only,
-        reserve_vram_bytes=None if args.reserve_vram is None else int(args.reserve_vram * GIB),
-        async_offload_streams=0 if args.disable_async_offload else args.async_offload,
-        smart_memory=not args.disable_smart_memory,
-        pinned_memory=not args.disable_pinned_memory,
-        force_non_blocking=args.force_non_blocking,
-        memory_map=not args.disable_mmap,
-        idle_unload_s=args.idle_unload,
-        dynamic_residency=False if args.disable_dynamic_vram else dynamic,
-    )
-
-
-def precision_policy(args: argparse.Namespace) -> PrecisionPolicy:
-    """Which number types networks store and compute in."""
-    import torch
-
-    from comfy.devices.policies import PrecisionPolicy
-
-    dtypes = {
-        "fp64": torch.float64,
-        "fp32": torch.float32,
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-        "fp8_e4m3fn": torch.float8_e4m3fn,
-        "fp8_e5m2": torch.float8_e5m2,
-        "fp8_e8m0fnu": torch.float8_e8m0fnu,
-    }
-
-    def asked(suffix: str) -> torch.dtype | None:
-        chosen = (d for name, d in dtypes.items() if getattr(args, f"{name}_{suffix}", False))
-        return next(chosen, None)
-
-    attention = {
-        "split": args.use_split_cross_attention,
-        "quad": args.use_quad_cross_attention,
-        "pytorch": args.use_pytorch_cross_attention,
-        "sage": args.use_sage_attention,
-        "flash": args.use_flash_attention,
-    }
-    return PrecisionPolicy(
-        force_fp32=args.force_fp32,
-        force_fp16=args.force_fp16,
-        unet_dtype=asked("unet"),
-        vae_dtype=asked("vae"),
-        text_encoder_dtype=asked("text_enc"),
-        cpu_vae=args.cpu_vae,
-        force_channels_last=args.force_channels_last,
-        supports_fp8_compute=args.supports_fp8_compute,
-        force_upcast_attention=args.force_upcast_attention,
-        dont_upcast_attention=args.dont_upcast_attention,
-        deterministic=args.deterministic,
-        attention=next((name for name, on in attention.items() if on), None),
-        disable_xformers=args.disable_xformers,
-        fast=frozenset(feature.value for feature in args.fast),
-    )
-
-
-def frontend_folder(args: argparse.Namespace) -> Path:
-    """Static folder of the editor: the one named by the arguments, else the pinned package's.
-
-    Raises:
-        SystemExit: The package is not installed.
-    """
-    if args.front_end_root:
-        return Path(args.front_end_root)
-    spec = importlib.util.find_spec("comfyui_frontend_package")
-    if spec is None or not spec.submodule_search_locations:
-        sys.exit(
-            "the package comfyui-frontend-package is not installed: start with "
-            "`python run.py serve`, or name a folder with --front-end-root"
-        )
-    return Path(next(iter(spec.submodule_search_locations))) / "static"
-
-
-def server_options(args: argparse.Namespace, argv: Sequence[str]) -> ServerOptions:
-    """Network, security and presentation policy of the HTTP side."""
-    from comfy_server import ServerOptions
-
-    return ServerOptions(
-        listen=tuple(part.strip() for part in args.listen.split(",") if part.strip()),
-        port=args.port,
-        tls_keyfile=Path(args.tls_keyfile) if args.tls_keyfile else None,
-        tls_certfile=Path(args.tls_certfile) if args.tls_certfile else None,
-        cors_origin=args.enable_cors_header,
-        allowed_hosts=tuple(args.allow_host),
-        max_upload_bytes=round(args.max_upload_size * MIB),
-        compress=args.enable_compress_response_body,
-        confine_page=args.disable_api_nodes,
-        multi_user=args.multi_user,
-        auth=args.auth,
-        frontend_root=frontend_folder(args),
-        extension_root=PROGRAM_FOLDER / "web",
-        hashing_function=args.default_hashing_function,
-        preview_size=args.preview_size,
-        argv=("main.py", *argv),
-        print_addresses=not args.dont_print_server,
-    )
 
 
 # The interpreter
@@ -298,7 +179,7 @@ def executor_options(args: argparse.Namespace, server: PromptServer) -> Executor
         CacheType.RAM_PRESSURE: args.cache_ram > 0,
     }
     kind = next((kind for kind, is_chosen in kinds.items() if is_chosen), CacheType.CLASSIC)
-    headroom = int(args.cache_ram * GIB)
+    headroom = int(args.cache_ram * policies.GIB)
 
     @contextlib.contextmanager
     def run_context() -> Iterator[None]:
@@ -355,7 +236,7 @@ class Program:
 
     def __init__(self, args: argparse.Namespace, argv: Sequence[str], logs: LogCapture) -> None:
         self.args = args
-        self.options = server_options(args, argv)
+        self.options = policies.server_options(args, argv)
         self.logs = logs
 
     async def serve(self) -> None:
@@ -409,8 +290,8 @@ class Program:
         from comfy.devices import runtime
         from comfy.nn import attention
 
-        precision = precision_policy(self.args)
-        runtime.install_runtime(runtime.build_runtime(memory_policy(self.args), precision))
+        precision = policies.precision_policy(self.args)
+        runtime.install_runtime(runtime.build_runtime(policies.memory_policy(self.args), precision))
         attention.configure(attention.AttentionPolicy(precision.attention))
         logger.info("device: %s", runtime.get_runtime().device)
 
