@@ -11,7 +11,7 @@ from comfy_execution.context import get_executing_context
 
 Link = list[Any]
 
-LONGEST_PLAIN_ID = 200
+LONGEST_PLAIN_ID = 80
 """Longer ids are shortened by digest, or loops by expansion would make them grow for ever."""
 
 
