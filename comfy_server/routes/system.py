@@ -13,6 +13,10 @@ from comfy_server.openapi import document
 from comfy_server.services import OPTIONS, SERVER, SERVICES
 from comfy_server.strict_json import json_response
 
+# The version of the public interface that is spoken here. The editor marks core nodes with it, and
+# clients compare it with the one they need.
+INTERFACE_VERSION = "0.8.0"
+
 routes = web.RouteTableDef()
 
 
@@ -26,7 +30,8 @@ async def get_stats(request: web.Request) -> web.Response:
         "os": sys.platform,
         "ram_total": 0,
         "ram_free": 0,
-        "comfyui_version": options.version,
+        "comfyui_version": INTERFACE_VERSION,
+        "latentloom_version": options.version,
         "required_frontend_version": None,
         "installed_templates_version": None,
         "required_templates_version": None,

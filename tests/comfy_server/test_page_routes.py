@@ -267,6 +267,7 @@ async def test_system_stats_have_the_fields_the_page_needs(start: Start) -> None
     stats = await (await client.get("/system_stats")).json()
     assert stats["system"]["argv"] == ["main.py", "--cpu"]
     assert stats["system"]["ram_total"] == 5
+    assert stats["system"]["comfyui_version"] == "0.8.0"  # the interface, not this program
     assert stats["devices"] == [{"name": "cpu", "type": "cpu"}]
     recorded = {
         "os",
