@@ -10,8 +10,10 @@ from safetensors import safe_open
 
 import folder_paths
 from tests.demo.painter import CHECKPOINT, Painter
+from tools.demo_model.latent_space import SD1_RGB_FACTORS, fit_rgb
 from tools.demo_model.reference import Checkpoint
 from tools.demo_model.tokens import Tokenizer, used_tokens
+from tools.demo_model.training import painted_batch
 
 TEXTS = ["a red circle on a blue background", "two kittens in the snow, masterpiece"]
 # float32 sums in another order; far below the step of 2/255 = 8e-3 between pixel values.
@@ -45,6 +47,7 @@ def test_the_file_is_small_and_says_what_shapes_cannot(path: str) -> None:
     assert json.loads(header["unet_config"]) == {"num_heads": 8, "norm_num_groups": 8}
     assert json.loads(header["vae_config"]) == {"norm_num_groups": 2}
     assert json.loads(header["text_config"]) == {"num_attention_heads": 2}
+    assert header["modelspec.license"] == "Apache-2.0"
     with open(path, "rb") as file:
         assert file.seek(0, 2) <= 40e6
 
@@ -86,3 +89,14 @@ def test_both_autoencoders_paint_the_same(
         latents = latent_format.process_in(painter.vae.encode(pixels))
         expected = reference.autoencoder.encode(pixels.permute(0, 3, 1, 2) * 2 - 1)
     torch.testing.assert_close(latents, expected, **CLOSE)
+
+
+def test_previews_with_the_family_s_factors_show_the_right_colours(reference: Checkpoint) -> None:
+    pictures = painted_batch(range(900_000, 900_016), (128, 128))
+    latents = reference.autoencoder.encode(pictures)
+    factors, _, explained = fit_rgb(latents, pictures)
+    assert explained.min() > 0.9
+    cosine = torch.nn.functional.cosine_similarity(
+        factors.flatten(), SD1_RGB_FACTORS.flatten(), dim=0
+    )
+    assert cosine > 0.9
