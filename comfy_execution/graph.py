@@ -207,6 +207,8 @@ class ExecutionList:
     ) -> None:
         """Adds a node and, through its links, everything it needs that is not known yet.
 
+        A known node needs nothing: it is added all the same, to be shown.
+
         Args:
             node_id: The node.
             include_lazy: Whether links of lazy inputs are followed as well.
@@ -217,13 +219,14 @@ class ExecutionList:
         """
         scope = set(within) if within is not None else None
         stack, links = [node_id], []
+        is_known = self._is_known(node_id)
         while stack:
             current = stack.pop()
             if current in self._pending:
                 continue
             node = self._prompt.get_node(current)
             self._insert(current, self._specs[node["class_type"]].is_output)
-            for source in self._required_sources(node, include_lazy):
+            for source in () if is_known else self._required_sources(node, include_lazy):
                 if scope is not None and source not in scope:
                     continue
                 if not self._is_known(source):

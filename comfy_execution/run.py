@@ -208,6 +208,7 @@ class PromptRun:
         self.record.start(node_id)
         self.progress.start_progress(node_id)
         gathered = gather_inputs(node_id, node, spec, self.lookup)
+        self._require_results(node_id, node, spec, gathered.missing)
         self._inputs = values = dict(gathered.values)
         self.hooks.see_inputs(values)
         self.showing.executing(node_id)
@@ -232,6 +233,17 @@ class PromptRun:
         if has_subgraph:
             return Outcome(ui=ui, subgraphs=outputs)
         return Outcome(outputs, ui)
+
+    @staticmethod
+    def _require_results(
+        node_id: str, node: dict[str, Any], spec: NodeSpec, missing: set[str]
+    ) -> None:
+        """Only lazy inputs may be missing: any other would reach the node as None."""
+        for name in missing:
+            link = node["inputs"][name]
+            assert spec.link_info(name, node["inputs"]).options.get("lazy"), (
+                f"node {node_id} was called without the result of node {link[0]} for {name!r}"
+            )
 
     def _before_call(self, node_id: str, index: int) -> None:
         set_executing_context(ExecutionContext(self.prompt_id, node_id, index))

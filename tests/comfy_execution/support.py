@@ -231,6 +231,7 @@ def all_caches() -> dict[str, ResultCache]:
     return {
         "classic": make_cache("classic"),
         "lru": make_cache("lru", lru_size=2),
+        "lru_one": make_cache("lru", lru_size=1),
         "none": NullCache(),
         "ram": RAMPressureCache(1, lambda: 0, lambda entry: len(entry.outputs)),
         "ram_plenty": RAMPressureCache(0, lambda: 1, lambda entry: 1),

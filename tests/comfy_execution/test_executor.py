@@ -158,6 +158,28 @@ def test_the_lru_cache_remembers_across_prompts() -> None:
     assert Number.calls == [3, 1]
 
 
+def test_nothing_runs_for_an_output_whose_own_result_is_all_that_is_left() -> None:
+    bench = Bench(all_caches()["lru_one"])
+    bench.run(SUM)
+    Number.calls.clear()
+    assert bench.values(bench.run(SUM)) == {"3": [7]}
+    assert Number.calls == []
+
+
+def test_what_others_need_is_kept_though_a_known_output_needs_it_no_more() -> None:
+    bench = Bench(all_caches()["lru_one"])
+    prompt = {
+        "1": make("Number", value=2),
+        "2": make("Add", a=["1", 0], b=["1", 0]),
+        "last": make("Show", value=["2", 0]),
+    }
+    bench.run(prompt, ["last"])
+    prompt |= {"3": make("Add", a=["1", 0], b=1), "x": make("Show", value=["3", 0])}
+    prompt |= {"y": make("Show", value=["1", 0])}
+    result = bench.run(prompt, ["y", "x", "last"])
+    assert bench.values(result) == {"x": [3], "y": [2], "last": [4]}
+
+
 # --- lists ----------------------------------------------------------------------------------------
 
 

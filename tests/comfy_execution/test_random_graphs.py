@@ -119,8 +119,8 @@ def prompts(draw: st.DrawFn) -> Prompt:
     return prompt
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(prompts(), min_size=1, max_size=3), st.sampled_from(POLICIES))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(prompts(), min_size=1, max_size=6), st.sampled_from(POLICIES))
 def test_every_policy_gives_the_oracles_values_and_runs_no_node_twice(
     series: list[Prompt], policy: str
 ) -> None:
