@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ from comfy.taesd.taesd import TAESD
 logger = logging.getLogger(__name__)
 
 PREVIEW_FORMAT = "JPEG"
+PREVIEW_INTERVAL_S = 0.1
+"""Shortest time between two previews of a run; the last step is always shown."""
 
 PreviewImage = tuple[str, Image.Image, int | None]
 StepCallback = Callable[[int, Tensor, Tensor, int], None]
@@ -163,6 +166,7 @@ def prepare_callback(
     """
     previewer = get_previewer(model.load_device, model.model.latent_format)
     bar = progress.ProgressBar(steps)
+    next_preview_s = 0.0
 
     def callback(
         step: int,
@@ -172,8 +176,10 @@ def prepare_callback(
     ) -> None:
         if x0_output_dict is not None:
             x0_output_dict["x0"] = x0
-        preview = None
-        if previewer is not None:
+        nonlocal next_preview_s
+        preview, now_s = None, time.monotonic()
+        if previewer is not None and (now_s >= next_preview_s or step + 1 >= total_steps):
+            next_preview_s = now_s + PREVIEW_INTERVAL_S
             preview = previewer.decode_latent_to_preview_image(PREVIEW_FORMAT, x0)
         bar.update_absolute(step + 1, total_steps, preview)
 

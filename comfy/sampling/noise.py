@@ -31,7 +31,9 @@ def seed_global_generator(seed: int) -> torch.Generator:
     This is the only place that touches the global generator. It is part of the public behaviour:
     code that draws noise without a generator of its own continues the sequence that starts here.
     """
-    return torch.manual_seed(seed & SEED_MASK)
+    if torch.accelerator.is_available():
+        return torch.manual_seed(seed & SEED_MASK)  # seeds the devices' generators too
+    return torch.default_generator.manual_seed(seed & SEED_MASK)  # spares 4 ms of looking for any
 
 
 def prepare_noise_inner(
