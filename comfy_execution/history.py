@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
 
     Entries are kept as compressed JSON (in the journal, if there is one), so a long history costs
     little memory; what job lists need is kept beside them. The queue holds its lock around every
-    call but ``read``, which any thread may call at any time.
+    call but ``read`` and ``read_json``, which any thread may call at any time.
     """
 
     def __init__(self, limit: int, journal: Journal | None = None) -> None:
@@ -97,17 +97,45 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
 
     def read(self, prompt_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Full entries of the known ones among these ids, in the order given."""
-        found: dict[str, dict[str, Any]] = {}
-        for prompt_id in prompt_ids:
-            stored = self._entries.get(prompt_id)
-            blob = stored.blob if stored is not None else None
-            if stored is not None and blob is None and self._journal is not None:
-                blob = self._journal.read_history(prompt_id)
-            if stored is not None and blob is not None:
-                entry = _unpack(blob)
-                is_old = stored.is_of_earlier_process
-                found[prompt_id] = _without_temporary(entry) if is_old else entry
-        return found
+        texts = ((prompt_id, self._text(prompt_id)) for prompt_id in prompt_ids)
+        return {prompt_id: json.loads(text) for prompt_id, text in texts if text is not None}
+
+    def read_json(
+        self, prompt_ids: Sequence[str], max_bytes: int, *, prefer_last: bool = False
+    ) -> bytes:
+        """As ``read``, as JSON and without parsing; entries beyond ``max_bytes`` are left out.
+
+        Args:
+            prefer_last: Whether those at the beginning are left out, not those at the end. One is
+                always there.
+        """
+        parts: list[bytes] = []
+        left = max_bytes
+        for prompt_id in reversed(prompt_ids) if prefer_last else prompt_ids:
+            text = self._text(prompt_id)
+            if text is None:
+                continue
+            part = f"{dump_json(prompt_id)}:{text}".encode()
+            left -= len(part)
+            if left < 0 and parts:
+                break
+            parts.append(part)
+        return b"{" + b",".join(parts[::-1] if prefer_last else parts) + b"}"
+
+    def _text(self, prompt_id: str) -> str | None:
+        """JSON text of an entry; None for an unknown id."""
+        stored = self._entries.get(prompt_id)
+        if stored is None:
+            return None
+        blob = stored.blob
+        if blob is None and self._journal is not None:
+            blob = self._journal.read_history(prompt_id)
+        if blob is None:
+            return None
+        text = zlib.decompress(blob).decode("utf-8")
+        if stored.is_of_earlier_process and '"temp"' in text:
+            return dump_json(_without_temporary(json.loads(text)))
+        return text
 
     def delete(self, prompt_id: str) -> None:
         """Forgets one entry; an unknown id is ignored."""

@@ -6,7 +6,7 @@ from the body. Admins, and everybody on a server without authentication, see all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -50,30 +50,24 @@ def finished_jobs(request: web.Request, queue: PromptQueue) -> list[dict[str, An
     return [job for job in records if job.get(OWNER_KEY) == owner]
 
 
-def visible_history(
+def visible_ids(
     request: web.Request, queue: PromptQueue, max_items: int | None, offset: int | None
-) -> dict[str, Any]:
-    """A page of the history the asker may see; see `PromptQueue.get_history`."""
+) -> list[str]:
+    """Ids of a page of the history the asker may see; see `PromptQueue.get_history`."""
     if is_admin(request):
-        return queue.get_history(max_items=max_items, offset=-1 if offset is None else offset)
+        with queue.mutex:
+            return queue.history.page(max_items, -1 if offset is None else offset)
     ids = [str(job["id"]) for job in finished_jobs(request, queue)]
     if offset is not None and offset >= 0:
-        ids = ids[offset:][:max_items]
-    elif max_items is not None:
-        ids = ids[max(0, len(ids) - max_items) :]
-    return _read(queue, ids)
+        return ids[offset:][:max_items]
+    return ids if max_items is None else ids[max(0, len(ids) - max_items) :]
 
 
 def finished_entry(request: web.Request, queue: PromptQueue, prompt_id: str) -> dict[str, Any]:
     """`{id: entry}` of one finished prompt, empty if there is none the asker may see."""
-    found = _read(queue, [prompt_id])
+    found = queue.history.read([prompt_id])
     sees = sees_item(request)
     return {name: entry for name, entry in found.items() if sees(entry["prompt"])}
-
-
-def _read(queue: PromptQueue, ids: Iterable[str]) -> dict[str, Any]:
-    with queue.mutex:
-        return queue.history.read(ids)
 
 
 def controls(request: web.Request, queue: PromptQueue, prompt_id: str) -> bool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 from comfy_server.auth import is_admin
 from comfy_server.describe import EMPTY, INTEGER, TEXTS, describe, ref, shape
-from comfy_server.ownership import finished_entry, finished_jobs, visible_history
+from comfy_server.ownership import finished_entry, finished_jobs, visible_ids
 from comfy_server.routes.queue import id_list
 from comfy_server.services import SERVICES
 from comfy_server.strict_json import BadJson, json_response, read_object
 
 routes = web.RouteTableDef()
 
+MAX_PAGE_BYTES = 64 * 1024 * 1024
 ENTRIES = {"type": "object", "additionalProperties": ref("HistoryEntry")}
 
 
@@ -30,10 +33,18 @@ def query_integer(request: web.Request, name: str) -> int | None:
 @routes.get("/history")
 @describe(ENTRIES, query={"max_items": INTEGER, "offset": INTEGER}, answers={400: ref("Error")})
 async def get_history(request: web.Request) -> web.Response:
-    """A page of the history, oldest first; with `max_items` alone, the newest ones."""
+    """A page of the history, oldest first; with `max_items` alone, the newest ones.
+
+    A page that would be too long is cut, at the end if there is an `offset`, else at the beginning.
+    """
     max_items, offset = query_integer(request, "max_items"), query_integer(request, "offset")
     queue = request.app[SERVICES].queue
-    return json_response(visible_history(request, queue, max_items, offset))
+    ids = visible_ids(request, queue, max_items, offset)
+    is_from_end = offset is None or offset < 0
+    body = await asyncio.to_thread(
+        queue.history.read_json, ids, MAX_PAGE_BYTES, prefer_last=is_from_end
+    )
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
 @routes.get("/history/{prompt_id}")

@@ -10,6 +10,7 @@ from aiohttp.test_utils import TestClient
 from comfy_execution.items import ExecutionStatus
 from comfy_execution.queue import PromptQueue
 from comfy_server import PromptServer
+from comfy_server.routes import history
 from tests.comfy_server.conftest import PROMPT, Start
 
 Client = TestClient[Any, Any]
@@ -100,6 +101,21 @@ async def test_history_pages_and_forgets(client: Client) -> None:
     assert list(await (await get("/history")).json()) == ["a", "c"]
     await client.post("/history", json={"clear": True})
     assert await (await get("/history")).json() == {}
+
+
+@pytest.mark.parametrize(
+    ("query", "left"), [("", ["d", "e"]), ("?max_items=4", ["d", "e"]), ("?offset=1", ["b", "c"])]
+)
+async def test_a_long_page_of_history_is_cut(
+    client: Client, monkeypatch: pytest.MonkeyPatch, query: str, left: list[str]
+) -> None:
+    await submit(client, *"abcde")
+    for _ in range(5):
+        finish(outputs={"2": {"text": ["x" * 100_000]}})
+    monkeypatch.setattr(history, "MAX_PAGE_BYTES", 250_000)
+    assert list(await (await client.get(f"/history{query}")).json()) == left
+    monkeypatch.setattr(history, "MAX_PAGE_BYTES", 1)
+    assert len(await (await client.get(f"/history{query}")).json()) == 1
 
 
 async def test_history_refuses_what_is_no_number(client: Client) -> None:
