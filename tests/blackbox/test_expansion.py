@@ -32,6 +32,19 @@ def test_an_expanded_node_gives_the_result_of_its_graph(house: House, client: Cl
     assert (again.ran == []) is house.keeps
 
 
+@pytest.mark.parametrize("prefix", ["a b[c-{'d': 1}].e/", "1.5.", "é" * 100, "x" * 300])
+def test_ids_may_be_long_and_odd(client: Client, prefix: str) -> None:
+    g = GraphBuilder(prefix=prefix)
+    start = fresh()
+    total = g.node("TrialSumTo", n=3, total=start)
+    shown = g.node("TrialShow", value=g.node("TrialTwice", value=total.out(0), step=1).out(0))
+    done = client.run(g)
+    assert done.shown(shown) == [start + 8]
+    for state in done.data("progress_state")[-1]["nodes"].values():
+        assert state["real_node_id"] in g.nodes
+        assert state["display_node_id"] in g.nodes
+
+
 def test_a_node_may_expand_into_itself(client: Client) -> None:
     g = graph()
     total = fresh()
