@@ -265,14 +265,29 @@ async def offered_nodes(
 
 
 def _schema_nodes(classes: Iterable[Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Node table entries of nodes that describe themselves by a schema."""
+    """Node table entries of nodes that describe themselves by a schema.
+
+    A node whose schema is wrong is logged and left out; its siblings are kept.
+
+    Raises:
+        ValueError: There are nodes, and the schema of not one of them is right.
+    """
     nodes: dict[str, Any] = {}
     titles: dict[str, str] = {}
+    wrong: list[str] = []
     for node in classes:
-        schema = node.GET_SCHEMA()
+        name = getattr(node, "__name__", repr(node))
+        try:
+            schema = node.GET_SCHEMA()
+        except Exception as error:
+            wrong.append(f"{name}: {error}")
+            logger.exception("the schema of node %s is wrong; it is left out", name)
+            continue
         nodes[schema.node_id] = node
         if schema.display_name is not None:
             titles[schema.node_id] = schema.display_name
+    if wrong and not nodes:
+        raise ValueError(f"no node has a right schema: {'; '.join(wrong)}")
     return nodes, titles
 
 

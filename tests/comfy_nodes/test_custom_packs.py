@@ -185,6 +185,64 @@ async def comfy_entrypoint():
     assert table.titles == {"V3Node": "A node"}
 
 
+MIXED_PACK = """
+from comfy_api.latest import ComfyExtension, io
+
+class Good(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(node_id="Good", category="test", inputs=[], outputs=[])
+    @classmethod
+    def execute(cls):
+        return io.NodeOutput()
+
+class Twice(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        same = [io.Int.Input("a"), io.Int.Input("a")]
+        return io.Schema(node_id="Twice", category="test", inputs=same, outputs=[])
+    @classmethod
+    def execute(cls, a):
+        return io.NodeOutput()
+
+class Raises(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        raise RuntimeError("no such file")
+    @classmethod
+    def execute(cls):
+        return io.NodeOutput()
+
+class Extension(ComfyExtension):
+    async def get_node_list(self):
+        return CHOSEN
+
+async def comfy_entrypoint():
+    return Extension()
+"""
+
+
+def test_a_wrong_schema_does_not_hide_its_siblings(
+    packs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(packs, "mixed", MIXED_PACK.replace("CHOSEN", "[Twice, Good, Raises]"))
+    table, failed = load()
+    assert failed == []
+    assert list(table.nodes) == ["Good"]
+    assert "Twice" in caplog.text
+    assert "no such file" in caplog.text
+
+
+def test_a_pack_without_one_right_schema_has_failed(packs: Path) -> None:
+    write(packs, "all_wrong", MIXED_PACK.replace("CHOSEN", "[Twice, Raises]"))
+    table, failed = load()
+    assert failed == [str(packs / "all_wrong")]
+    assert not table.nodes
+    reason = custom_packs.IMPORT_FAILED[failed[0]]
+    assert "Twice" in reason
+    assert "Raises: no such file" in reason
+
+
 def test_disabling_packs_spares_those_that_are_allowed(packs: Path) -> None:
     for name in ("wanted", "unwanted"):
         write(packs, name, NODE + f'NODE_CLASS_MAPPINGS = {{"{name}": Node}}\n')
