@@ -6,12 +6,15 @@ import hashlib
 import importlib.util
 import json
 import logging
+import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
 import folder_paths
+from comfy_server.files import content_type
+from comfy_server.miniatures import FORMATS, SOUNDS, miniature, monogram, silence
 from comfy_server.paths import PathRefused, first_below, resolve_below
 
 logger = logging.getLogger(__name__)
@@ -31,6 +34,7 @@ TEMPLATE_PACKAGES = tuple(
         "media_assets_02",
     )
 )
+LOGO_INDEX = "index_logo.json"
 HELP_PACKAGE = "comfyui_embedded_docs"
 
 
@@ -135,6 +139,12 @@ class Packs:
         ]
         return first_below(roots, relative)
 
+    def workflow_template_substitute(self, pack: str, relative: str) -> bytes | None:
+        """The graph of an example workflow, drawn under the name of its absent thumbnail."""
+        stem, suffix = _stem_and_suffix(relative)
+        path = self.workflow_template_file(pack, f"{stem}.json") if suffix in FORMATS else None
+        return None if path is None else miniature(path, suffix)
+
     def translations(self) -> dict[str, Any]:
         """Language -> texts, merged over all packs; later packs win."""
         merged: dict[str, Any] = {}
@@ -175,6 +185,28 @@ class Packs:
             self._template_roots = [folder for folder in folders if folder is not None]
         return first_below(self._template_roots, relative)
 
+    def template_substitute(self, relative: str) -> tuple[bytes, str] | None:
+        """Content and type of what stands in for an absent thumbnail, sound or logo."""
+        stem, suffix = _stem_and_suffix(relative)
+        if stem.startswith("logo/"):
+            return self._logo_substitute(relative, suffix)
+        numbered = re.fullmatch(r"(.+)-\d", stem)
+        path = self.template_file(f"{numbered[1]}.json") if numbered else None
+        if path is None:
+            return None
+        if suffix in SOUNDS:
+            return silence(), "audio/wav"
+        content = miniature(path, suffix) if suffix in FORMATS else None
+        return None if content is None else (content, content_type(relative))
+
+    def _logo_substitute(self, relative: str, suffix: str) -> tuple[bytes, str] | None:
+        index = self.template_file(LOGO_INDEX)
+        makers = {} if index is None else _read_object(index)
+        maker = next((maker for maker, logo in makers.items() if logo == relative), None)
+        if maker is None or suffix not in FORMATS:
+            return None
+        return monogram(maker, suffix), content_type(relative)
+
     def help_file(self, relative: str) -> Path | None:
         """A page of the built-in nodes' help."""
         folder = package_folder(HELP_PACKAGE, "docs")
@@ -185,6 +217,11 @@ def _scripts(folder: Path) -> list[str]:
     """Relative URL paths of all scripts below a folder, sorted."""
     found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.js"))
     return [quote(path) for path in found]
+
+
+def _stem_and_suffix(relative: str) -> tuple[str, str]:
+    path = PurePosixPath(relative)
+    return path.with_suffix("").as_posix() if path.name else "", path.suffix.lower()
 
 
 def _blueprint_id(source: str, path: Path) -> str:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from aiohttp import web
 
 from comfy_server.describe import BINARY, EMPTY, TEXTS, describe
-from comfy_server.files import trusted_file
+from comfy_server.files import content_type, trusted_file
 from comfy_server.services import PACKS
 from comfy_server.strict_json import json_response
 
 routes = web.RouteTableDef()
-
-
-def _file_or_404(path: Path | None) -> web.StreamResponse:
-    return web.Response(status=404) if path is None else trusted_file(path)
 
 
 @routes.get("/workflow_templates")
@@ -29,20 +24,36 @@ async def get_workflows(request: web.Request) -> web.Response:
 @routes.get("/api/workflow_templates/{pack}/{path:.*}")
 @describe(BINARY, answers={404: EMPTY})
 async def get_workflow(request: web.Request) -> web.StreamResponse:
-    """An example workflow of a pack, or its thumbnail."""
+    """An example workflow of a pack, or its thumbnail: a drawing of the graph if it has none."""
     pack, path = request.match_info["pack"], request.match_info["path"]
-    return _file_or_404(request.app[PACKS].workflow_template_file(pack, path))
+    packs = request.app[PACKS]
+    found = packs.workflow_template_file(pack, path)
+    if found is not None:
+        return trusted_file(found)
+    drawn = await asyncio.to_thread(packs.workflow_template_substitute, pack, path)
+    if drawn is None:
+        return web.Response(status=404)
+    return web.Response(body=drawn, content_type=content_type(path))
 
 
 @routes.get("/templates/{path:.*}")
 @describe(BINARY, answers={404: EMPTY})
 async def get_template(request: web.Request) -> web.StreamResponse:
-    """A file of the installed template packages."""
-    return _file_or_404(request.app[PACKS].template_file(request.match_info["path"]))
+    """A file of the installed template packages; a substitute where they lack a picture."""
+    packs, path = request.app[PACKS], request.match_info["path"]
+    found = packs.template_file(path)
+    if found is not None:
+        return trusted_file(found)
+    substitute = await asyncio.to_thread(packs.template_substitute, path)
+    if substitute is None:
+        return web.Response(status=404)
+    content, kind = substitute
+    return web.Response(body=content, content_type=kind)
 
 
 @routes.get("/docs/{path:.*}")
 @describe(BINARY, answers={404: EMPTY})
 async def get_help(request: web.Request) -> web.StreamResponse:
     """A page of node help."""
-    return _file_or_404(request.app[PACKS].help_file(request.match_info["path"]))
+    path = request.app[PACKS].help_file(request.match_info["path"])
+    return web.Response(status=404) if path is None else trusted_file(path)

@@ -141,6 +141,80 @@ async def test_templates_and_help_of_the_installed_packages(client: Client) -> N
     assert (await client.get("/docs/NoSuchNode/en.md")).status == 404
 
 
+GRAPH = {
+    "nodes": [
+        {"id": 1, "type": "A", "pos": [0, 0], "size": [200, 100], "widgets_values": [1, 2]},
+        {"id": 2, "type": "B", "pos": {"0": 400, "1": 50}, "size": {"0": 200, "1": 80}},
+        {"id": 3, "type": "C", "pos": [0, 300], "size": [9, 9], "flags": {"collapsed": True}},
+    ],
+    "links": [[1, 1, 0, 2, 0, "IMAGE"], {"origin_id": 2, "target_id": 3}, None, [7]],
+}
+ODD_GRAPHS = [
+    [],
+    {"nodes": "none"},
+    {"nodes": [{"id": 1}, 7, {"pos": ["x", 1], "size": [1, 1]}, {"pos": [1e300, 0]}]},
+    {"nodes": [{"id": 1, "pos": [0, 0], "size": [float("nan"), 1]}]},
+    {"definitions": {"subgraphs": [None, {"nodes": None}]}},
+]
+
+
+def sides_and_format(content: bytes) -> tuple[tuple[int, int], str | None]:
+    with Image.open(io.BytesIO(content)) as image:
+        image.load()
+        return image.size, image.format
+
+
+async def test_a_template_without_its_picture_shows_its_graph(client: Client) -> None:
+    index = await (await client.get("/templates/index.json")).json()
+    names = [row["name"] for group in index for row in group["templates"]]
+    for name in names[::80]:
+        answer = await client.get(f"/templates/{name}-1.webp")
+        assert (answer.status, answer.content_type) == (200, "image/webp"), name
+        size, kind = sides_and_format(await answer.read())
+        assert size[0] > 100
+        assert kind == "WEBP"
+    logos = await (await client.get("/templates/index_logo.json")).json()
+    for logo in set(logos.values()):
+        answer = await client.get(f"/templates/{logo}")
+        assert (answer.status, answer.content_type.partition("/")[0]) == (200, "image"), logo
+    for absent in ("none-1.webp", "none-1.mp3", f"{names[0]}-1.exe", "logo/none.png", "-1.webp"):
+        answer = await client.get(f"/templates/{absent}")
+        assert (answer.status, await answer.read()) == (404, b""), absent
+
+
+async def test_a_template_without_its_sound_answers_with_silence(client: Client) -> None:
+    index = await (await client.get("/templates/index.json")).json()
+    sounds = [
+        f"/templates/{row['name']}-1.{row['mediaSubtype']}"
+        for group in index
+        for row in group["templates"]
+        if row["mediaType"] == "audio"
+    ]
+    for path in sounds:
+        answer = await client.get(path)
+        assert (answer.status, answer.content_type.partition("/")[0]) == (200, "audio"), path
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+async def test_an_example_of_a_pack_without_thumbnail_shows_its_graph(
+    client: Client, base: Path, suffix: str
+) -> None:
+    folder = base / "custom_nodes/pack/example_workflows"
+    put(folder / "flow one.json", json.dumps(GRAPH))
+    put(folder / "packed.json", json.dumps({"nodes": [], "definitions": {"subgraphs": [GRAPH]}}))
+    for name in ("flow%20one", "packed"):
+        answer = await client.get(f"/api/workflow_templates/pack/{name}.{suffix}")
+        assert answer.status == 200
+        shown = sides_and_format(await answer.read())
+        assert shown == ((400, 400), "JPEG" if suffix == "jpg" else suffix.upper())
+    for number, odd in enumerate(ODD_GRAPHS):
+        put(folder / f"odd{number}.json", json.dumps(odd))
+        answer = await client.get(f"/api/workflow_templates/pack/odd{number}.{suffix}")
+        assert answer.status == 404, odd
+    put(folder / "broken.json", "{")
+    assert (await client.get(f"/api/workflow_templates/pack/broken.{suffix}")).status == 404
+
+
 async def test_object_info_lists_nodes_with_tag_and_compression(client: Client) -> None:
     answer = await client.get("/object_info")
     assert set(await answer.json()) == set(NODES)
