@@ -40,7 +40,7 @@ class Admission:
         self._next_arrival = next_arrival
 
     def admit(self, given: Sequence[Sequence[Any]]) -> tuple[list[Outcome], list[Accepted]]:
-        """Takes in queue items that arrive together; they share one flush of the disk.
+        """Takes in queue items that arrive together, with one statement of the journal.
 
         Returns:
             The outcome for each item, and those that may now wait in the queue.
@@ -76,6 +76,7 @@ class Admission:
                 kind = SubmissionKind.DUPLICATE if known == fingerprint else SubmissionKind.CONFLICT
                 return Submission(kind, prompt_id, number)
             self.fingerprints[prompt_id] = fingerprint
+            self._history.forget_removed(prompt_id)
             return Accepted(item, prompt_text, fingerprint, self._next_arrival())
 
     def _write(self, prompts: Sequence[Accepted]) -> Sequence[Exception | None]:

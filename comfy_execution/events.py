@@ -295,6 +295,24 @@ class ExecutionInterrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeFigures:
+    """What the nodes of a finished prompt took, for those who record events; sent to nobody.
+
+    Attributes:
+        nodes: Node id -> figures, as the job record shows them.
+    """
+
+    prompt_id: str
+    nodes: JsonDict
+    name: ClassVar[str] = "node_figures"
+    client_id: ClassVar[str | None] = None
+    broadcast: ClassVar[bool] = False
+
+    def payload(self) -> JsonDict:
+        return {"prompt_id": self.prompt_id, "nodes": self.nodes}
+
+
+@dataclass(frozen=True, slots=True)
 class Preview:
     """A picture of unfinished work; the server scales and encodes it.
 

@@ -20,40 +20,64 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MOST_BYTES = 512 << 20
+"""Compressed bytes of all entries together; beyond, the oldest go, however few there are."""
+MOST_REMOVED = 1000
+MOST_REMOVED_BYTES = 16 << 20
+"""Of prompts that were taken out of the queue the latest can be asked for, up to these limits."""
+
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class Finished:
+    """A finished prompt, ready to be added.
+
+    Attributes:
+        fingerprint: Digest of the posted body.
+        job: What job lists need.
+        blob: The entry as compressed JSON; None if the journal has it.
+        size_bytes: Of the blob.
+    """
+
+    prompt_id: str
     fingerprint: str
     job: dict[str, Any]
-    blob: bytes | None  # None: the journal has it
+    blob: bytes | None
+    size_bytes: int
     is_of_earlier_process: bool = False
 
 
 class HistoryStore(Mapping[str, dict[str, Any]]):
-    """Finished prompts by id, oldest first; the oldest go when there are more than ``limit``.
+    """Finished prompts by id, oldest first; the oldest go when they are too many or too much.
 
     Entries are kept as compressed JSON (in the journal, if there is one), so a long history costs
-    little memory; what job lists need is kept beside them. The queue holds its lock around every
-    call but ``read`` and ``read_json``, which any thread may call at any time.
+    little memory; what job lists need is kept beside them. Prompts that were taken out of the queue
+    before they ran can be asked for by id for a while, so that whoever waits for one learns of it;
+    they are in no list. The queue holds its lock around every call but ``prepare``, ``read`` and
+    ``read_json``, which any thread may call at any time.
     """
 
-    def __init__(self, limit: int, journal: Journal | None = None) -> None:
+    def __init__(
+        self, limit: int, journal: Journal | None = None, max_bytes: int = MOST_BYTES
+    ) -> None:
         self.limit = limit
+        self.max_bytes = max_bytes
         self._journal = journal
-        self._entries: OrderedDict[str, _Stored] = OrderedDict()
+        self._entries: OrderedDict[str, Finished] = OrderedDict()
+        self._size_bytes = 0
+        self._removed = RemovedPrompts()
         if journal is not None:
             for prompt_id, fingerprint, blob in journal.load_history(limit):
                 job = job_from_history(prompt_id, _without_temporary(_unpack(blob)))
-                self._entries[prompt_id] = _Stored(fingerprint, job, None, True)
+                self.add(Finished(prompt_id, fingerprint, job, None, len(blob), True))
 
-    def add(
+    def prepare(
         self,
         prompt_id: str,
         entry: dict[str, Any],
         fingerprint: str,
         prompt_text: str | None = None,
-    ) -> None:
-        """Stores an entry as the newest one, in place of an older one with the same id.
+    ) -> Finished:
+        """Packs an entry, and puts it into the journal; ``add`` is what makes it visible.
 
         Args:
             entry: Its ``prompt`` is a queue item without secrets.
@@ -62,11 +86,35 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
         """
         blob = zlib.compress(_entry_text(entry, prompt_text).encode("utf-8"), 1)
         job = job_from_history(prompt_id, entry)
-        self._entries.pop(prompt_id, None)
         is_on_disk = self._write(prompt_id, fingerprint, blob)
-        self._entries[prompt_id] = _Stored(fingerprint, job, None if is_on_disk else blob)
-        while len(self._entries) > self.limit:
+        kept = None if is_on_disk else blob
+        return Finished(prompt_id, fingerprint, job, kept, len(blob))
+
+    def add(self, finished: Finished) -> None:
+        """Stores a prompt as the newest one, in place of an older one with the same id."""
+        self._take_out(finished.prompt_id)
+        self._entries[finished.prompt_id] = finished
+        self._size_bytes += finished.size_bytes
+        while len(self._entries) > max(self.limit, 0) or (
+            self._size_bytes > self.max_bytes and len(self._entries) > 1
+        ):
             self.delete(next(iter(self._entries)))
+
+    def add_removed(self, entry: dict[str, Any], prompt_text: str) -> None:
+        """Remembers a prompt that was taken out of the queue; its id may be used again."""
+        self._removed.add(entry, prompt_text)
+
+    def forget_removed(self, prompt_id: str) -> None:
+        """The id is used again."""
+        self._removed.pop(prompt_id)
+
+    def _take_out(self, prompt_id: str) -> bool:
+        """Takes an entry, and a removed prompt of this id, out of memory; says if there was one."""
+        was_removed = self._removed.pop(prompt_id)
+        finished = self._entries.pop(prompt_id, None)
+        if finished is not None:
+            self._size_bytes -= finished.size_bytes
+        return finished is not None or was_removed
 
     def _write(self, prompt_id: str, fingerprint: str, blob: bytes) -> bool:
         """Puts an entry into the journal; without one, or if that fails, memory keeps it."""
@@ -80,7 +128,7 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
         return True
 
     def fingerprint(self, prompt_id: str) -> str | None:
-        """Digest of the body that was posted under this id; None for an unknown id."""
+        """Digest of the body that was posted under this id; None if the id is free."""
         stored = self._entries.get(prompt_id)
         return stored.fingerprint if stored is not None else None
 
@@ -126,7 +174,7 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
         """JSON text of an entry; None for an unknown id."""
         stored = self._entries.get(prompt_id)
         if stored is None:
-            return None
+            return self._removed.text(prompt_id)
         blob = stored.blob
         if blob is None and self._journal is not None:
             blob = self._journal.read_history(prompt_id)
@@ -139,12 +187,14 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
 
     def delete(self, prompt_id: str) -> None:
         """Forgets one entry; an unknown id is ignored."""
-        if self._entries.pop(prompt_id, None) is not None and self._journal is not None:
+        if self._take_out(prompt_id) and self._journal is not None:
             self._journal.delete_history([prompt_id])
 
     def clear(self) -> None:
         """Forgets all entries."""
         self._entries.clear()
+        self._size_bytes = 0
+        self._removed = RemovedPrompts()
         if self._journal is not None:
             self._journal.delete_history(None)
 
@@ -156,6 +206,35 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+class RemovedPrompts:
+    """Prompts that were taken out of the queue: the latest ones, while they are not too large."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[str, tuple[dict[str, Any], str]] = OrderedDict()
+        self._size_bytes = 0
+
+    def add(self, entry: dict[str, Any], prompt_text: str) -> None:
+        """Remembers one; the oldest go."""
+        prompt_id = str(entry["prompt"][1])
+        self.pop(prompt_id)
+        self._entries[prompt_id] = (entry, prompt_text)
+        self._size_bytes += len(prompt_text)
+        while len(self._entries) > MOST_REMOVED or self._size_bytes > MOST_REMOVED_BYTES:
+            self.pop(next(iter(self._entries)))
+
+    def pop(self, prompt_id: str) -> bool:
+        """Forgets one; says whether it was there."""
+        found = self._entries.pop(prompt_id, None)
+        if found is not None:
+            self._size_bytes -= len(found[1])
+        return found is not None
+
+    def text(self, prompt_id: str) -> str | None:
+        """JSON text of its entry; None for an unknown id."""
+        found = self._entries.get(prompt_id)
+        return _entry_text(*found) if found is not None else None
 
 
 def _entry_text(entry: dict[str, Any], prompt_text: str | None) -> str:

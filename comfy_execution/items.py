@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -124,6 +124,20 @@ def fingerprint_of(prompt_text: str, item: QueueItem) -> str:
     extra = {key: value for key, value in item[3].items() if key != "create_time"}
     body = f"{prompt_text}\n{dump_json(extra, sort_keys=True)}\n{dump_json(item[4])}"
     return hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def history_entry(
+    item: Sequence[Any], result: Mapping[str, Any], status: ExecutionStatus | None
+) -> dict[str, Any]:
+    """What the history shows of a prompt.
+
+    Args:
+        item: The queue item without secrets.
+        result: ``outputs``, ``meta`` and further keys.
+        status: How it ended.
+    """
+    told = status._asdict() if status is not None else None
+    return {"prompt": list(item), "outputs": {}, "status": told, **result}
 
 
 def cancelled_status(prompt_id: str) -> ExecutionStatus:

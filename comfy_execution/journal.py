@@ -1,7 +1,8 @@
 """The durable queue: SQLite in write-ahead mode, so that no accepted prompt is ever lost.
 
-Enqueueing is synced to disk before it returns. Everything else survives a killed process at once
-and a power failure shortly after. Secrets of a prompt are never written.
+Whatever is written survives a killed process at once, and a power failure after the next ``flush``:
+the write-ahead log holds all of it, so one flush of that file serves everybody who waits for one.
+Secrets of a prompt are never written.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import logging
 import os
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from comfy_execution.items import Accepted, QueueItem
+from comfy_execution.journal_lock import JournalInUseError, claim
 from comfy_execution.wire import dump_json
 
 logger = logging.getLogger(__name__)
@@ -45,27 +48,14 @@ CREATE TABLE IF NOT EXISTS history (
     fingerprint TEXT NOT NULL,
     entry BLOB NOT NULL
 );
+CREATE TRIGGER IF NOT EXISTS finished AFTER INSERT ON history BEGIN
+    DELETE FROM queue WHERE prompt_id = NEW.prompt_id;
+END;
 """
 
 
 _COLUMNS = "prompt_id, number, arrival, prompt, extra_data, outputs, fingerprint"
 _PLACES = "(?, ?, ?, ?, ?, ?, ?)"
-
-
-class JournalInUseError(RuntimeError):
-    """Another running server owns the journal file.
-
-    Attributes:
-        port: Where that server serves; 0 if it does not say.
-    """
-
-    def __init__(self, path: Path, port: int) -> None:
-        where = f" (on port {port})" if port else ""
-        super().__init__(
-            f"{path} is in use by another running server{where}; stop it, or give this one another "
-            "user directory"
-        )
-        self.port = port
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,36 +90,55 @@ class Journal:
         """
         self.path = path
         self._lock = threading.Lock()
-        self._owner = _claim(path, port)
+        self._owner = claim(path, port)
         try:
-            self._db = _connect(path, synchronous="NORMAL")
+            self._db = _connect(path)
             self._db.executescript(_SCHEMA)
+            self._log = _open_log(self._db, path)
         except BaseException:
             self._owner.close()
             raise
-        self._synced = _connect(path, synchronous="FULL")  # a statement returns when it is on disk
+        self._flushing = threading.Lock()
+        self._written = self._flushed = 0  # calls of enqueue, and how many of them are on disk
 
     def close(self) -> None:
         """Closes the file and lets another process have it."""
-        with self._lock:
-            self._synced.close()
+        with self._flushing, self._lock:
+            if self._log is not None:
+                self._log.close()
             self._db.close()
             self._owner.close()
 
     # --- queue --------------------------------------------------------------------------------
 
     def enqueue(self, prompts: Sequence[Accepted]) -> list[Exception | None]:
-        """Writes accepted prompts with one flush; they are on disk when this returns.
+        """Writes accepted prompts; a power failure spares them after the next ``flush``.
 
         Returns:
             For each prompt None, or why it could not be written.
         """
         rows = [_row(prompt) for prompt in prompts]
         with self._lock:
-            whole = self._insert(rows)
-            if whole is None or len(rows) == 1:
-                return [whole] * len(rows)
-            return [self._insert([row]) for row in rows]  # one is at fault: spare the others
+            outcomes = [self._insert(rows)] * len(rows)
+            if len(rows) > 1 and outcomes[0] is not None:  # one is at fault: spare the others
+                outcomes = [self._insert([row]) for row in rows]
+            self._written += 1
+        return outcomes
+
+    def flush(self) -> None:
+        """Returns when everything enqueued before is on disk; those who wait share one flush.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        wanted = self._written
+        with self._flushing:
+            if self._flushed >= wanted:
+                return
+            covered = self._written
+            if self._log is not None:
+                _sync(self._log.fileno())
+            self._flushed = covered
 
     def _insert(self, rows: Sequence[tuple[object, ...]]) -> Exception | None:
         """Inserts all rows or none.
@@ -139,7 +148,7 @@ class Journal:
         """
         values = ", ".join([_PLACES] * len(rows))
         try:
-            self._synced.execute(
+            self._db.execute(
                 f"INSERT INTO queue ({_COLUMNS}) VALUES {values}", [v for row in rows for v in row]
             )
         except (sqlite3.Error, ValueError) as error:  # ValueError: half of a surrogate pair
@@ -223,15 +232,11 @@ class Journal:
     # --- history ------------------------------------------------------------------------------
 
     def finish(self, prompt_id: str, fingerprint: str, entry: bytes) -> None:
-        """Moves a prompt from the queue to the history in one step."""
-        with self._lock, self._db:
-            self._db.execute("BEGIN")
-            self._db.execute("DELETE FROM queue WHERE prompt_id = ?", (prompt_id,))
-            self._db.execute("DELETE FROM history WHERE prompt_id = ?", (prompt_id,))
-            self._db.execute(
-                "INSERT INTO history (prompt_id, fingerprint, entry) VALUES (?, ?, ?)",
-                (prompt_id, fingerprint, entry),
-            )
+        """Moves a prompt from the queue (see the trigger) to the history, in one statement."""
+        self._write(
+            "INSERT OR REPLACE INTO history (prompt_id, fingerprint, entry) VALUES (?, ?, ?)",
+            (prompt_id, fingerprint, entry),
+        )
 
     def load_history(self, limit: int) -> Iterable[tuple[str, str, bytes]]:
         """The newest entries as (prompt_id, fingerprint, entry), oldest first; drops the others."""
@@ -287,11 +292,45 @@ def _row(prompt: Accepted) -> tuple[object, ...]:
     )
 
 
-def _connect(path: Path, *, synchronous: str) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
+    """A connection in write-ahead mode; where the file system has none, each statement is synced.
+
+    Raises:
+        sqlite3.DatabaseError: the file is not a database.
+    """
     db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10.0)
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute(f"PRAGMA synchronous={synchronous}")
+    mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+    db.execute(f"PRAGMA synchronous={'NORMAL' if mode == 'wal' else 'FULL'}")
     return db
+
+
+def _open_log(db: sqlite3.Connection, path: Path) -> IO[bytes] | None:
+    """The write-ahead log, to be flushed; None where statements are synced one by one.
+
+    It exists, under this name, as long as the connection does. Its entry in the folder is synced.
+    """
+    if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        return None
+    log = open(f"{path}-wal", "r+b", buffering=0)  # noqa: SIM115 - open as long as the journal
+    if os.name != "nt":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    return log
+
+
+def _sync(descriptor: int) -> None:
+    """Waits until what was written to a file is on disk."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    elif sys.platform == "win32":
+        os.fsync(descriptor)
+    else:
+        os.fdatasync(descriptor)
 
 
 def open_journal(folder: Path, port: int) -> Journal:
@@ -325,39 +364,3 @@ def open_journal(folder: Path, port: int) -> Journal:
             aside = path.with_name(f"{path.name}.broken-{time.time_ns() // 1_000_000}")
             logger.error("%s cannot be read (%s); it is now %s", path, error, aside)
             path.rename(aside)
-
-
-def _claim(path: Path, port: int) -> IO[bytes]:
-    """Locks a file beside the journal for the life of this process, and writes the port there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = open(f"{path}.lock", "a+b", buffering=0)  # noqa: SIM115 - open as long as the journal
-    try:
-        _lock_file(handle)
-    except OSError as error:
-        with handle:
-            raise JournalInUseError(path, _read_port(handle)) from error
-    handle.truncate(0)
-    handle.write(str(port).encode("ascii"))
-    return handle
-
-
-def _read_port(handle: IO[bytes]) -> int:
-    """The port that the owner of a lock wrote into it; 0 if it cannot be read."""
-    try:
-        handle.seek(0)
-        return int(handle.read() or b"0")
-    except (OSError, ValueError):
-        return 0
-
-
-def _lock_file(handle: IO[bytes]) -> None:
-    """Takes an exclusive lock without waiting; the system drops it when the process ends."""
-    if os.name == "nt":
-        import msvcrt
-
-        handle.seek(1 << 20)  # a locked byte cannot be read by others, so not one of the port's
-        msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
-    else:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,8 @@
 """The prompt queue: who waits, who runs, what came out.
 
 Every method may be called from any thread. Pending prompts are ordered by their number, equal
-numbers by arrival. With a journal, an accepted prompt is on disk before ``submit`` returns.
+numbers by arrival. With a journal, an accepted prompt is on disk before ``submit`` returns; it may
+start while the disk is busy, for a killed process leaves its prompt to the next one even then.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from comfy_execution.items import (
     QueueItem,
     Submission,
     SubmissionKind,
+    history_entry,
     public_item,
 )
 from comfy_execution.pending import Pending, PendingPrompts
@@ -96,7 +98,20 @@ class PromptQueue:
                     self._pending.add(one.item, one.prompt_text, one.arrival)
                 self._changed()
                 self.not_empty.notify(len(accepted))
+        try:
+            if self._journal is not None:
+                self._journal.flush()
+        except OSError as error:
+            self._withdraw([one.item[1] for one in accepted])
+            return [error if isinstance(o, Submission) else o for o in outcomes]
         return outcomes
+
+    def _withdraw(self, prompt_ids: Sequence[str]) -> None:
+        """Takes back prompts that the disk did not take; one that runs already is stopped."""
+        with self.mutex:
+            self._drop([entry for entry in self._pending if entry.prompt_id in prompt_ids])
+            for prompt_id in prompt_ids:
+                self.interrupt(prompt_id)
 
     def put(self, item: Sequence[Any]) -> None:
         """Queues an item, as node packages do.
@@ -124,9 +139,10 @@ class PromptQueue:
 
     def record_lost(self, item: QueueItem, fingerprint: str, status: items.ExecutionStatus) -> None:
         """Puts a prompt that a previous process did not finish into the history."""
+        entry = history_entry(public_item(item), {"meta": {}}, status)
+        finished = self._history.prepare(item[1], entry, fingerprint)
         with self.mutex:
-            self._fingerprints[item[1]] = fingerprint
-            self._record(public_item(item), {"meta": {}}, status, None)
+            self._history.add(finished)
 
     # --- the worker's side --------------------------------------------------------------------
 
@@ -163,7 +179,7 @@ class PromptQueue:
         status: items.ExecutionStatus | None = None,
         process_item: Callable[[QueueItem], Sequence[Any]] | None = None,
     ) -> None:
-        """Moves a running prompt to the history.
+        """Moves a running prompt to the history, where it is on record before anybody sees it.
 
         Args:
             item_id: The key that ``get`` gave.
@@ -172,10 +188,17 @@ class PromptQueue:
             process_item: What to keep of the item; the default leaves out secrets.
         """
         with self.mutex:
-            item = self.currently_running.pop(item_id)
-            text = self._texts.pop(item_id)
-            kept = process_item(item) if process_item is not None else public_item(item)
-            self._record(kept, history_result, status, text if kept[2] is item[2] else None)
+            item, text = self.currently_running[item_id], self._texts[item_id]
+            fingerprint = self._fingerprints.get(item[1], "")
+        kept = process_item(item) if process_item is not None else public_item(item)
+        entry = history_entry(kept, history_result, status)
+        finished = self._history.prepare(
+            item[1], entry, fingerprint, text if kept[2] is item[2] else None
+        )
+        with self.mutex:
+            del self.currently_running[item_id], self._texts[item_id]
+            self._fingerprints.pop(item[1], None)
+            self._history.add(finished)
             self._changed()
         self._announce_finished(item[1])
 
@@ -243,11 +266,10 @@ class PromptQueue:
     def delete_queue_item(self, function: Callable[[QueueItem], bool]) -> bool:
         """Drops the first pending item for which function holds; says whether there was one."""
         with self.mutex:
-            for entry in self._pending:
-                if function(entry.item):
-                    self._drop([entry])
-                    return True
-        return False
+            found = next((entry for entry in self._pending if function(entry.item)), None)
+            if found is not None:
+                self._drop([found])
+        return found is not None
 
     def interrupt(self, prompt_id: str | None = None, *, for_good: bool = True) -> bool:
         """Stops the running prompt, if it is the named one; None means whichever runs.
@@ -272,19 +294,15 @@ class PromptQueue:
         return True
 
     def cancel(self, prompt_id: str) -> CancelOutcome:
-        """Stops or removes one job, wherever it is; a removed one is kept in the history."""
+        """Stops or removes one job, wherever it is."""
         with self.mutex:
             if self.interrupt(prompt_id):
                 return CancelOutcome.INTERRUPTED
             entry = self._pending.find(prompt_id)
             if entry is None:
-                known = self._history.fingerprint(prompt_id) is not None
+                known = prompt_id in self._history
                 return CancelOutcome.FINISHED if known else CancelOutcome.UNKNOWN
-            self._pending.remove([entry])
-            status = items.cancelled_status(prompt_id)
-            self._record(public_item(entry.item), {"meta": {}}, status, entry.prompt_text)
-            self._changed()
-        self._announce_finished(prompt_id)
+            self._drop([entry])
         return CancelOutcome.REMOVED
 
     # --- order --------------------------------------------------------------------------------
@@ -369,7 +387,7 @@ class PromptQueue:
         self._interrupt_listeners.append(listener)
 
     def add_finished_listener(self, listener: Callable[[str], None]) -> None:
-        """Calls listener(prompt_id) once a prompt is in the history."""
+        """Calls listener(prompt_id) once the history can tell how a prompt has ended."""
         self._finished_listeners.append(listener)
 
     # --- inside; the lock is held -------------------------------------------------------------
@@ -378,28 +396,19 @@ class PromptQueue:
         self.sink.publish(events.Status(len(self._pending) + len(self.currently_running)))
 
     def _drop(self, entries: Iterable[Pending]) -> None:
-        names = self._pending.remove(entries)
-        for name in names:
-            self._fingerprints.pop(name, None)
+        """Takes pending prompts out; by their ids, those who wait for them find them cancelled."""
+        dropped = list(entries)
+        names = self._pending.remove(dropped)
+        for entry in dropped:
+            self._fingerprints.pop(entry.prompt_id, None)
+            status = items.cancelled_status(entry.prompt_id)
+            cancelled = history_entry(public_item(entry.item), {"meta": {}}, status)
+            self._history.add_removed(cancelled, entry.prompt_text)
         if self._journal is not None and names:
             self._journal.forget(names)
         self._changed()
-
-    def _record(
-        self,
-        item: Sequence[Any],
-        result: Mapping[str, Any],
-        status: items.ExecutionStatus | None,
-        prompt_text: str | None,
-    ) -> None:
-        entry: dict[str, Any] = {
-            "prompt": list(item),
-            "outputs": {},
-            "status": status._asdict() if status is not None else None,
-        }
-        entry.update(result)
-        fingerprint = self._fingerprints.pop(item[1], "")
-        self._history.add(item[1], entry, fingerprint, prompt_text)
+        for name in names:
+            self._announce_finished(name)
 
     def _order_changed(self) -> None:
         if self._journal is not None:

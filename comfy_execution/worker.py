@@ -103,6 +103,8 @@ class Worker:
         client_id = item[3].get("client_id")
         if client_id is not None:
             executor.server.publish(events.Executing(None, prompt_id, client_id=client_id))
+        nodes = executor.history_result.get("nodes") or {}
+        executor.server.publish(events.NodeFigures(prompt_id, nodes))
 
     def _was_interrupted(self) -> bool:
         messages = self.executor.status_messages

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from comfy_execution.events import Event, ExecutionCached
+from comfy_execution.events import Event, ExecutionCached, NodeFigures
 
 if TYPE_CHECKING:
     from comfy_server.prompt_server import PromptServer
@@ -60,7 +60,6 @@ class Metrics:
     """Counters of one server; methods may be called from any thread."""
 
     def __init__(self, server: PromptServer) -> None:
-        self._server = server
         self.registry = CollectorRegistry()
         self.registry.register(_Current(server))
         self.requests = Counter(
@@ -94,17 +93,17 @@ class Metrics:
         )
 
     def count_event(self, event: Event) -> None:
-        """Counts how prompts end, and what they found in the cache."""
+        """Counts how prompts end, what they found in the cache, and what their nodes took."""
         if isinstance(event, ExecutionCached):
             self.cached.inc(len(event.nodes))
+        elif isinstance(event, NodeFigures):
+            self._count_nodes(event)
         result = RESULTS.get(event.name)
         if result is not None and not (result == "error" and _is_blocked(event)):
             self.jobs.labels(result).inc()
 
-    def count_finished(self, prompt_id: str) -> None:
-        """Takes node figures from the history entry of a finished prompt."""
-        entry = self._server.prompt_queue.get_history(prompt_id=prompt_id).get(prompt_id, {})
-        for figures in (entry.get("nodes") or {}).values():
+    def _count_nodes(self, finished: NodeFigures) -> None:
+        for figures in finished.nodes.values():
             if "wall_ms" in figures:
                 self.ran.inc()
                 self.nodes.labels(figures["class_type"]).observe(figures["wall_ms"] / 1000)

@@ -99,7 +99,6 @@ class PromptServer:
         self.logs = logs or LogCapture()
         self.logs.listen(self._on_logs)
         self.metrics = Metrics(self)
-        self.prompt_queue.add_finished_listener(self.metrics.count_finished)
         self.app = build_application(self)
 
     # -- what packs use ------------------------------------------------------------------------
@@ -195,6 +194,9 @@ class PromptServer:
     @contextlib.contextmanager
     def run_scope(self) -> Iterator[None]:
         """For the worker: inside, files go to the folders of the running prompt's owner."""
+        if not self.options.auth:
+            yield
+            return
         owner = self._audience
         scoped = owner is not None and not self._is_admin_name(owner)
         with folder_paths.user_scope(owner if scoped else None):

@@ -18,10 +18,11 @@ import pytest
 
 from comfy_execution import jobs, journal
 from comfy_execution.items import ExecutionStatus, SubmissionKind
-from comfy_execution.journal import Journal, JournalInUseError, open_journal
+from comfy_execution.journal import Journal, open_journal
+from comfy_execution.journal_lock import JournalInUseError
 from comfy_execution.queue import PromptQueue
 from comfy_execution.recovery import StartMode, recover
-from tests.comfy_execution.support import make
+from tests.comfy_execution.support import Flag, make
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUCCESS = ExecutionStatus("success", True, [])
@@ -267,8 +268,123 @@ def test_the_history_in_the_journal_is_bounded(path: Path) -> None:
         first.queue.put(item(name))
         first.queue.task_done(first.start(), {"outputs": {}, "meta": {}}, SUCCESS)
     assert list(first.queue.history) == ["b", "c"]
+    first.queue.history.max_bytes = 10
+    first.queue.put(item("d"))
+    first.queue.task_done(first.start(), {"outputs": {}, "meta": {}}, SUCCESS)
     first.die()
-    assert list(Process(path).queue.history) == ["b", "c"]
+    assert list(Process(path).queue.history) == ["d"]
+
+
+class Disk:
+    """Stands for the flush of the log: slow, or broken."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.flushes = 0
+        self.started, self.may_end = threading.Event(), threading.Event()
+        self.error: OSError | None = None
+        monkeypatch.setattr(journal, "_sync", self.flush)
+
+    def flush(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+        self.flushes += 1
+        self.started.set()
+        assert self.may_end.wait(10)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def test_a_prompt_may_start_while_the_disk_is_busy_but_is_answered_afterwards(
+    path: Path, disk: Disk
+) -> None:
+    process = Process(path)
+    submitting = threading.Thread(target=process.queue.put, args=(item("a"),))
+    submitting.start()
+    assert disk.started.wait(10)
+    found = process.queue.get(timeout=5)
+    assert found is not None
+    process.queue.task_done(found[1], {"outputs": {}, "meta": {}}, SUCCESS)
+    assert submitting.is_alive()
+    assert "a" in process.queue.history
+    disk.may_end.set()
+    submitting.join(10)
+    process.die()
+    assert list(Process(path).queue.history) == ["a"]
+
+
+def test_those_who_wait_for_the_disk_share_its_next_flush(path: Path, disk: Disk) -> None:
+    process = Process(path)
+    names = [f"p{index}" for index in range(20)]
+    clients = [threading.Thread(target=process.queue.put, args=(item(n),)) for n in names]
+    clients[0].start()
+    assert disk.started.wait(10)
+    for client in clients[1:]:
+        client.start()
+    while process.queue.get_tasks_remaining() < len(names):
+        threading.Event().wait(0.001)
+    disk.may_end.set()
+    for client in clients:
+        client.join(10)
+    assert disk.flushes <= 3
+    process.die()
+    assert sorted(Process(path).waiting()) == sorted(names)
+
+
+def test_a_duplicate_is_not_answered_before_the_first_is_on_disk(path: Path, disk: Disk) -> None:
+    process = Process(path)
+    answers: list[SubmissionKind] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(process.queue.submit(item("a")).kind))
+        for _ in range(2)
+    ]
+    threads[0].start()
+    assert disk.started.wait(10)
+    threads[1].start()
+    threads[1].join(0.02)
+    assert answers == []
+    disk.may_end.set()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(kind.name for kind in answers) == ["ACCEPTED", "DUPLICATE"]
+    process.die()
+
+
+@pytest.mark.parametrize("state", ["waiting", "running", "finished"])
+def test_a_prompt_that_the_disk_refuses_is_taken_back(path: Path, disk: Disk, state: str) -> None:
+    process = Process(path)
+    flag = process.queue.interrupt_flag = Flag()
+    disk.error = OSError(5, "input/output error")
+    refused: list[Exception] = []
+
+    def submit() -> None:
+        try:
+            process.queue.put(item("a"))
+        except OSError as error:
+            refused.append(error)
+
+    submitting = threading.Thread(target=submit)
+    submitting.start()
+    assert disk.started.wait(10)
+    if state != "waiting":
+        key = process.start()
+        if state == "finished":
+            process.queue.task_done(key, {"outputs": {}, "meta": {}}, SUCCESS)
+    disk.may_end.set()
+    submitting.join(10)
+    assert refused == [disk.error]
+    assert process.waiting() == []
+    assert flag.value == (state == "running")
+    assert list(process.queue.history) == (["a"] if state == "finished" else [])
+    process.die()
+    after = Process(path)
+    assert after.waiting() == []
+    if state == "running":  # it was told to stop, so it does not come back
+        entry = after.queue.get_history("a")["a"]
+        assert entry["status"]["messages"][-1][0] == "execution_interrupted"
 
 
 CHILD = textwrap.dedent(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from typing import Any
 
 import pytest
 
+from comfy_execution import history, jobs
 from comfy_execution.items import (
     CancelOutcome,
     ExecutionStatus,
@@ -133,8 +135,48 @@ def test_cancelling_says_what_it_did(queue: PromptQueue) -> None:
     assert queue.cancel("waiting") is CancelOutcome.REMOVED
     assert queue.cancel("done") is CancelOutcome.FINISHED
     assert queue.cancel("nobody") is CancelOutcome.UNKNOWN
-    kept = queue.get_history("waiting")["waiting"]
-    assert kept["status"]["messages"][-1][0] == "execution_interrupted"
+    assert queue.cancel("waiting") is CancelOutcome.FINISHED
+
+
+@pytest.mark.parametrize("how", ["cancel", "delete", "clear"])
+def test_a_prompt_that_was_taken_out_is_known_by_its_id_and_in_no_list(
+    queue: PromptQueue, how: str
+) -> None:
+    told: list[str] = []
+    queue.add_finished_listener(told.append)
+    queue.put(item("a"))
+    if how == "cancel":
+        queue.cancel("a")
+    elif how == "delete":
+        queue.delete_queue_item(lambda entry: entry[1] == "a")
+    else:
+        queue.wipe_queue()
+    assert told == ["a"]
+    entry = queue.get_history("a")["a"]
+    assert entry["prompt"] == [0, "a", {"1": make("Show", value=1)}, {}, ["1"]]
+    assert jobs.job_from_history("a", entry)["status"] == "cancelled"
+    assert queue.get_history() == {}
+    assert queue.history.jobs() == []
+    assert queue.submit(item("a")).kind is SubmissionKind.ACCEPTED  # its id is free
+    assert queue.get_history("a") == {}
+    assert finish_next(queue) == "a"
+    assert queue.get_history("a")["a"]["status"]["completed"]
+
+
+def test_prompts_that_were_taken_out_are_forgotten_in_time(
+    queue: PromptQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MOST_REMOVED", 3)
+    for index in range(5):
+        queue.put(item(str(index)))
+    queue.wipe_queue()
+    assert [bool(queue.get_history(str(index))) for index in range(5)] == [False] * 2 + [True] * 3
+    monkeypatch.setattr(history, "MOST_REMOVED_BYTES", 10)
+    queue.put(item("large"))
+    queue.wipe_queue()
+    assert queue.get_history("large") == {}
+    queue.wipe_history()
+    assert queue.get_history("4") == {}
 
 
 def test_reordering_and_renumbering(queue: PromptQueue) -> None:
@@ -202,6 +244,22 @@ def test_the_history_is_bounded(sink: Recorder) -> None:
     assert list(queue.history) == ["2", "4"]
     queue.wipe_history()
     assert len(queue.history) == 0
+
+
+def test_the_history_is_bounded_in_bytes(queue: PromptQueue) -> None:
+    queue.history.max_bytes = 4000
+    for index in range(6):
+        queue.put(item(str(index), noise=random.Random(index).randbytes(800).hex()))
+        finish_next(queue)
+    kept = list(queue.history)
+    assert 1 < len(kept) < 6
+    assert kept[-1] == "5"
+    queue.put(item("huge", noise=random.Random(7).randbytes(9000).hex()))
+    finish_next(queue)
+    assert list(queue.history) == ["huge"]  # the newest one is always there
+    queue.put(item("small"))
+    finish_next(queue)
+    assert list(queue.history) == ["small"]
 
 
 def test_those_who_wait_are_told_when_a_prompt_is_in_the_history(queue: PromptQueue) -> None:

@@ -363,6 +363,7 @@ async def test_metrics_count_requests_jobs_nodes_and_memory(start: Start) -> Non
         "2": {"class_type": "SaveImage", "cached": False, "wall_ms": 20.0},
     }
     PromptServer.instance.publish(events.ExecutionSuccess("p", 1))
+    PromptServer.instance.publish(events.NodeFigures("p", nodes))
     queue.task_done(taken[1], {"nodes": nodes}, ExecutionStatus("success", True, []))
     await client.get("/history/../../" + "x" * 50)
     page = await (await client.get("/metrics")).text()

@@ -76,9 +76,9 @@ async def test_a_waiting_request_learns_that_its_prompt_is_gone(
     monkeypatch.setattr("comfy_server.completions.CHECK_S", 0.01)
     client = await start()
     asked = asyncio.create_task(
-        post(client, "/prompt", {"prompt": PROMPT, "wait": True, "prompt_id": "x"}, 410)
+        post(client, "/prompt", {"prompt": PROMPT, "wait": True, "prompt_id": "x"})
     )
     while not queue_of(client).get_tasks_remaining():
         await asyncio.sleep(0.001)
     queue_of(client).wipe_queue()
-    assert (await asked)["error"]["type"] == "prompt_removed"
+    assert (await asked)["history"]["status"]["messages"][-1][0] == "execution_interrupted"
