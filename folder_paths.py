@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from utils.file_listing import (  # noqa: F401  some of these are only public names here
     CATEGORIES,
@@ -48,8 +49,22 @@ filename_list_cache: dict[str, CachedListing] = {}
 
 # Set while one request lists many nodes: each category is then looked at once, not once per node.
 _checked_in_scope: ContextVar[set[str] | None] = ContextVar("checked_in_scope", default=None)
-# The user who asks or whose prompt runs, where users have folders of their own.
-_scope: ContextVar[str | None] = ContextVar("scope", default=None)
+
+
+@dataclass
+class _Scope:
+    """The user who asks or whose prompt runs, where users have folders of their own.
+
+    Attributes:
+        user_id: None for somebody whose folders are the roots.
+        uses: How often the user's folders were asked for.
+    """
+
+    user_id: str | None
+    uses: int = 0
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
 
 
 # Directories
@@ -124,8 +139,11 @@ def set_user_directory(user_dir: str) -> None:
 
 
 def _scoped(directory: str) -> str:
-    user_id = _scope.get()
-    return os.path.join(directory, user_id) if user_id else directory
+    scope = _scope.get()
+    if scope is None:
+        return directory
+    scope.uses += 1
+    return os.path.join(directory, scope.user_id) if scope.user_id else directory
 
 
 def get_output_directory() -> str:
@@ -150,12 +168,25 @@ def get_user_directory() -> str:
 
 @contextlib.contextmanager
 def user_scope(user_id: str | None) -> Iterator[None]:
-    """Inside, output, input and temp are the sub-folders of one user; None changes nothing."""
-    token = _scope.set(user_id or _scope.get())
+    """Inside, output, input and temp are the sub-folders of one user; None leaves them alone."""
+    outer = _scope.get()
+    token = _scope.set(_Scope(user_id or (outer.user_id if outer is not None else None)))
     try:
         yield
     finally:
         _scope.reset(token)
+
+
+def scoped_user() -> str:
+    """Whose folders these are inside `user_scope`: a user's, or `*` for the roots; else empty."""
+    scope = _scope.get()
+    return "" if scope is None else scope.user_id or "*"
+
+
+def scope_uses() -> int:
+    """How often output, input or temp were asked for inside this `user_scope`."""
+    scope = _scope.get()
+    return 0 if scope is None else scope.uses
 
 
 def get_system_user_directory(name: str = "system") -> str:

@@ -171,6 +171,7 @@ def executor_options(args: argparse.Namespace, server: PromptServer) -> Executor
     from comfy.devices.report import free_after_oom
     from comfy_execution.caching import CacheType, make_cache
     from comfy_execution.executor import ExecutorOptions
+    from comfy_execution.privacy import Privacy
     from comfy_server.results import files_exist
 
     kinds = {
@@ -197,6 +198,7 @@ def executor_options(args: argparse.Namespace, server: PromptServer) -> Executor
         oom_hook=free_after_oom,
         ui_is_valid=files_exist,
         see_inputs=see_inputs,
+        privacy=Privacy(folder_paths.scoped_user, folder_paths.scope_uses),
     )
 
 
@@ -340,13 +342,15 @@ class Program:
 
         executor = PromptExecutor(registry, server, INTERRUPT, executor_options(self.args, server))
         server.services.plan = lambda prompt, outputs, extra: plan_prompt(
-            prompt, outputs, registry, executor.caches.outputs, extra
+            prompt, outputs, registry, executor.caches.outputs, extra, executor.options.privacy
         )
+        can_restart = supervisor.LIFELINE_VARIABLE in os.environ and self.args.restart_after > 0
         breaker = Breaker(
             executor.guard,
             INTERRUPT.exception,
             self.queue.is_running,
-            restart=restart_process if supervisor.LIFELINE_VARIABLE in os.environ else None,
+            restart=restart_process if can_restart else None,
+            restart_after_s=self.args.restart_after,
         )
         self.queue.add_interrupt_listener(breaker.follow)
         set_progress_bar_global_hook(make_progress_hook())

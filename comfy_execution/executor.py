@@ -157,7 +157,7 @@ class PromptExecutor:
         progress = ProgressRegistry(prompt_id, dynprompt, self.server, self._client_id)
         reset_progress_state(progress)
         changed: dict[str, Any] = {}
-        signatures = Signatures(dynprompt, specs, changed)
+        signatures = Signatures(dynprompt, specs, changed, self.options.privacy)
 
         async def note_changes(node_ids: Iterable[str]) -> None:
             for node_id in node_ids:
@@ -179,6 +179,7 @@ class PromptExecutor:
             self.guard,
             self.options.see_inputs,
             self.options.peak_memory,
+            self.options.privacy,
         )
         record = RunRecord(self._previous_parts, signatures.parts)
         return PromptRun(

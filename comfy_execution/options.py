@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from comfy_execution.caching import ClassicCache, ResultCache
 from comfy_execution.items import Interrupt
 from comfy_execution.memory import process_peak_bytes
+from comfy_execution.privacy import Privacy
 
 
 class ExecutionInterrupt(Interrupt, Protocol):
@@ -33,6 +34,7 @@ class ExecutorOptions:
             along links, results from caches and of expanded graphs included.
         peak_memory: Highest memory use in bytes up to now, for the record of each node; None if
             unknown.
+        privacy: Where users have files of their own, whose results are whose.
     """
 
     cache: ResultCache = field(default_factory=ClassicCache)
@@ -41,6 +43,7 @@ class ExecutorOptions:
     ui_is_valid: Callable[[Mapping[str, Any]], bool] = lambda _: True
     see_inputs: Callable[[Mapping[str, list[Any]]], None] = lambda _: None
     peak_memory: Callable[[], int | None] = process_peak_bytes
+    privacy: Privacy = field(default_factory=Privacy)
 
 
 class NeverInterrupted(BaseException):

@@ -9,6 +9,7 @@ from typing import Any
 from comfy_execution.caching import ResultCache
 from comfy_execution.changes import note_change
 from comfy_execution.graph import DynamicPrompt, linked_nodes, needed_nodes
+from comfy_execution.privacy import Privacy
 from comfy_execution.registry import Registry, SpecTable
 from comfy_execution.signatures import Signatures
 
@@ -34,6 +35,7 @@ async def plan_prompt(
     registry: Registry,
     cache: ResultCache,
     extra_data: Mapping[str, Any] | None = None,
+    privacy: Privacy | None = None,
 ) -> Plan:
     """Plans a validated prompt; may be called while another one runs.
 
@@ -41,13 +43,14 @@ async def plan_prompt(
         outputs: Output nodes to run.
         cache: The executor's results; only looked at.
         extra_data: What would be posted with the prompt.
+        privacy: The executor's knowledge of whose results are whose.
     """
     graph, specs = DynamicPrompt(prompt), SpecTable(registry)
     needed = needed_nodes(graph, outputs)
     changed: dict[str, Any] = {}
     for node_id in needed:
         await note_change(node_id, graph, specs, dict(extra_data or {}), changed)
-    signatures = Signatures(graph, specs, changed)
+    signatures = Signatures(graph, specs, changed, privacy)
     cached = [node_id for node_id in needed if cache.has(signatures.get(node_id))]
     known, would_run = set(cached), []
     reached, stack = set(outputs), list(outputs)

@@ -19,6 +19,7 @@ from comfy_execution.failures import Failure, describe_failure
 from comfy_execution.graph import DynamicPrompt, ExecutionList, NodeInputError
 from comfy_execution.graph_utils import ExecutionBlocker, is_link
 from comfy_execution.inputs import InputLists, gather_inputs, hidden_values, take_output
+from comfy_execution.privacy import Privacy, Watch
 from comfy_execution.progress import ProgressRegistry
 from comfy_execution.records import RunRecord
 from comfy_execution.registry import SpecTable
@@ -54,6 +55,7 @@ class RunHooks:
         guard: Marks the time in which node code may be broken out of.
         see_inputs: Called with the values a node is about to get.
         peak_memory: Highest memory use in bytes up to now, or None.
+        privacy: Which classes' results are not shared among users.
     """
 
     interruptions: tuple[type[BaseException], ...]
@@ -62,6 +64,7 @@ class RunHooks:
     guard: CallGuard = field(default_factory=CallGuard)
     see_inputs: Callable[[InputLists], None] = lambda _: None
     peak_memory: Callable[[], int | None] = lambda: None
+    privacy: Privacy = field(default_factory=Privacy)
 
     def is_interruption(self, error: BaseException) -> bool:
         """Whether an exception is an interruption, or was raised because of one."""
@@ -124,6 +127,7 @@ class PromptRun:
         client_id = self.extra_data.get("client_id")
         self.showing = Showing(self.prompt_id, self.prompt, self.sink, client_id)
         self._inputs: InputLists = {}
+        self._watch = Watch(self.hooks.privacy)
 
     def close(self) -> None:
         """The prompt has ended: lets go of results at once, not when cycles are collected."""
@@ -206,6 +210,7 @@ class PromptRun:
     async def _call(self, node_id: str, node: dict[str, Any], spec: NodeSpec) -> Outcome | None:
         """Calls a node; None if it has to wait for lazy inputs or for its own tasks."""
         self.record.start(node_id)
+        self._watch.called(node_id)
         self.progress.start_progress(node_id)
         gathered = gather_inputs(node_id, node, spec, self.lookup)
         self._require_results(node_id, node, spec, gathered.missing)
@@ -317,6 +322,7 @@ class PromptRun:
                 added.append(new_id)
         await self.note_changes(added)
         self.expanded.add(node_id)
+        self._watch.expanded(node_id, [self.prompt.get_node(name)["class_type"] for name in added])
         links = [
             value for graph, values in subgraphs if graph is not None
             for value in values or () if is_link(value)
@@ -367,15 +373,15 @@ class PromptRun:
         self.progress.finish_progress(node_id)
 
     def _finish(self, node_id: str, spec: NodeSpec, outputs: list[list[Any]]) -> StepResult:
-        prompt = self.prompt
+        if self._watch.ended(node_id, spec.class_type):
+            self.signatures.forget()
         shown = self.showing.ui_outputs.get(node_id)
         entry = CacheEntry(outputs, shown["output"] if shown is not None else None)
         self.results.put(node_id, entry)
         if node_id in self.expanded:
             self.expanded_entries[node_id] = entry
-        owner = Ownership(
-            prompt.get_real_node_id(node_id), prompt.get_parent_node_id(node_id) is not None
-        )
+        is_expanded = self.prompt.get_parent_node_id(node_id) is not None
+        owner = Ownership(self.prompt.get_real_node_id(node_id), is_expanded)
         self.caches.outputs.put(self.signatures.get(node_id), entry, owner)
         self.executed[node_id] = None
         self.record.finish(node_id, spec.class_type, self.hooks.peak_memory())

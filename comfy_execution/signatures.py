@@ -1,9 +1,9 @@
 """Signatures: what a node's result depends on, as a digest.
 
 A signature covers the class, the constant inputs, what the class says about change
-(``IS_CHANGED``), the node id where the class asks for it, and, through links, the signatures of
-the ancestors. Equal signatures mean equal results. Whatever cannot be compared (NaN, live objects)
-makes a signature that equals no other.
+(``IS_CHANGED``), the node id where the class asks for it, the user where the result is private,
+and, through links, the signatures of the ancestors. Equal signatures mean equal results. Whatever
+cannot be compared (NaN, live objects) makes a signature that equals no other.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from comfy_execution.graph import DynamicPrompt
 from comfy_execution.graph_utils import is_link
+from comfy_execution.privacy import Privacy
 from comfy_execution.registry import SpecTable
 
 _fresh = itertools.count()
@@ -38,12 +39,20 @@ class Signatures:
 
     Args:
         changed: Node id -> what its ``IS_CHANGED`` gave; nodes without are absent.
+        privacy: Which classes' results are not shared among users; by default all are.
     """
 
-    def __init__(self, prompt: DynamicPrompt, specs: SpecTable, changed: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        prompt: DynamicPrompt,
+        specs: SpecTable,
+        changed: Mapping[str, Any],
+        privacy: Privacy | None = None,
+    ) -> None:
         self._prompt = prompt
         self._specs = specs
         self._changed = changed
+        self._privacy = privacy or Privacy()
         self._digests: dict[str, str] = {}
         self.parts: dict[str, Parts] = {}
 
@@ -56,6 +65,10 @@ class Signatures:
             if current not in self._digests:
                 self._digests[current] = self._compute(current)
         return self._digests[node_id]
+
+    def forget(self) -> None:
+        """Computes every signature anew: a class has turned out to be private."""
+        self._digests.clear()
 
     def known(self) -> Iterable[str]:
         """All signatures computed so far."""
@@ -93,7 +106,10 @@ class Signatures:
         changed = encode(self._changed[node_id]) if node_id in self._changed else ""
         self.parts[node_id] = Parts(class_type, changed, inputs)
         owner = node_id if spec.takes_unique_id or not spec.is_shareable else ""
-        text = "\x1f".join((class_type, changed, owner, *map("\x1e".join, sorted(inputs.items()))))
+        user = self._privacy.owner_of(class_type)
+        text = "\x1f".join(
+            (class_type, changed, owner, user, *map("\x1e".join, sorted(inputs.items())))
+        )
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 

@@ -396,3 +396,18 @@ async def test_a_server_without_accounts_says_so(start: Start, base: Path) -> No
     client = await start()
     assert (await client.get("/login", allow_redirects=False)).status == 303
     assert (await client.post("/login", json={})).status == 400
+
+
+async def test_a_run_counts_how_often_its_owners_folders_are_asked_for(people: People) -> None:
+    server = PromptServer.instance
+    assert folder_paths.scoped_user() == ""
+    for name, scoped in (("ann", "ann"), ("root", "*")):
+        await people.submit(name, f"p-{name}")
+        taken = server.prompt_queue.get(timeout=1)
+        assert taken is not None
+        with server.run_scope():
+            assert (folder_paths.scoped_user(), folder_paths.scope_uses()) == (scoped, 0)
+            folder_paths.get_annotated_filepath("a.png")
+            folder_paths.get_save_image_path("x", folder_paths.get_output_directory())
+            assert folder_paths.scope_uses() == 2
+        server.prompt_queue.task_done(taken[1], {}, ExecutionStatus("success", True, []))
