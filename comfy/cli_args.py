@@ -122,6 +122,13 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
         help="Make or renew a user for --auth, print a token once, exit. ROLE: user, admin.",
     )
     add(
+        "--user-quota",
+        type=float,
+        default=0.0,
+        metavar="GB",
+        help="With --auth, what the files of one user may take, in GiB (default 0: no bound).",
+    )
+    add(
         "--allow-host",
         action="append",
         default=[],
@@ -336,6 +343,14 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
         choices=["resume", "paused", "clear"],
         default="resume",
         help="What happens to prompts left in the queue by the previous run (default resume).",
+    )
+    add(
+        "--restart-after",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="The supervisor restarts the server when a cancelled prompt has not stopped by then, "
+        "as in a native call that never returns (default 30; 0: never).",
     )
     cache = parser.add_mutually_exclusive_group()
     cache.add_argument(

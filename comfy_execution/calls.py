@@ -138,6 +138,8 @@ def read_results(results: Sequence[Any], spec: NodeSpec) -> Outcome:
         NotJsonError: a UI value is not JSON.
     """
     calls = [spec.read_result(result) for result in results]
+    for call in calls:
+        _require_forms(call, spec)
     outcome = Outcome(ui=_join_ui([call.ui for call in calls if call.ui], spec))
     if any(call.expand is not None for call in calls):
         outcome.subgraphs = [(call.expand, call.values) for call in calls]
@@ -244,6 +246,23 @@ def _guarded_steps(
             advance = functools.partial(coroutine.send, value)
         except BaseException as error:  # noqa: BLE001 - handed on: the coroutine decides
             advance = functools.partial(coroutine.throw, error)
+
+
+def _require_forms(call: Returned, spec: NodeSpec) -> None:
+    """Whether what a call shows, and the graph it puts in its place, have a usable form."""
+    if call.ui is not None and not isinstance(call.ui, Mapping):
+        raise InvalidOutputError(
+            f"{spec.class_type}.{spec.function} returned a {type(call.ui).__name__} as ui; "
+            'expected a dict of lists, such as {"text": ["shown"]}'
+        )
+    if call.expand is None:
+        return
+    nodes = call.expand.values() if isinstance(call.expand, dict) else [None]
+    if not all(isinstance(n, dict) and isinstance(n.get("class_type"), str) for n in nodes):
+        raise InvalidOutputError(
+            f"{spec.class_type}.{spec.function} returned something else than a graph as expand; "
+            "expected a dict of node id to {class_type, inputs}, as GraphBuilder.finalize() gives"
+        )
 
 
 def _checked(call: Returned, spec: NodeSpec) -> Any:

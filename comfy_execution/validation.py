@@ -253,14 +253,17 @@ class _Validation:
         return errors.type_mismatch(name, info, received, link)
 
     async def _check_node(self, node_id: str) -> None:
-        try:
-            for error in await self._value_errors(node_id):
-                self._blame(node_id, error)
-        except Exception as error:  # noqa: BLE001 - foreign code: the class failed to answer
-            self._blame(node_id, errors.exception_raised(error))
-
-    async def _value_errors(self, node_id: str) -> list[Error]:
         node = self.prompt[node_id]
+        try:
+            for error in self._value_errors(node_id, node):
+                self._blame(node_id, error)
+            for error in await self._ask_class(node_id, node):
+                self._blame(node_id, error)
+        except Exception as failure:  # noqa: BLE001 - foreign code: the class failed to answer
+            if node_id not in self.own_errors:  # else that is why, and what to mend
+                self._blame(node_id, errors.exception_raised(failure))
+
+    def _value_errors(self, node_id: str, node: dict[str, Any]) -> list[Error]:
         spec = self.specs[node["class_type"]]
         inputs = node.get("inputs")
         if not isinstance(inputs, dict):
@@ -276,9 +279,6 @@ class _Validation:
                 inputs[name], error = check_literal(name, info, inputs[name], check_values)
                 if error is not None:
                     found.append(error)
-        if custom is not None:
-            types = self._received_types.get(node_id, {})
-            found += await self._ask_class(node_id, spec, inputs, custom, types)
         return found
 
     # --- the node class's own check -----------------------------------------------------------
@@ -293,16 +293,12 @@ class _Validation:
             )
         return self._checks[spec.class_type]
 
-    async def _ask_class(
-        self,
-        node_id: str,
-        spec: NodeSpec,
-        inputs: Mapping[str, Any],
-        custom: _CustomCheck,
-        received_types: dict[str, Any],
-    ) -> list[Error]:
-        """Calls VALIDATE_INPUTS with the constants it takes; links arrive as None."""
-        assert spec.validator is not None
+    async def _ask_class(self, node_id: str, node: Mapping[str, Any]) -> list[Error]:
+        """Calls VALIDATE_INPUTS, if any, with the constants it takes; links arrive as None."""
+        spec, inputs = self.specs[node["class_type"]], node.get("inputs")
+        custom = self._custom_check(spec)
+        if custom is None or spec.validator is None or not isinstance(inputs, dict):
+            return []
         values: dict[str, list[Any]] = {}
         for name, value in inputs.items():
             info = spec.find(name, inputs)
@@ -321,7 +317,7 @@ class _Validation:
         }
         arguments = values
         if custom.takes_types:
-            arguments = values | {"input_types": [received_types]}
+            arguments = values | {"input_types": [self._received_types.get(node_id, {})]}
         bound = spec.bind(spec.node_class, {}, inputs)
         answers = await calls._async_map_node_over_list(
             self.prompt_id, node_id, bound.target, arguments, spec.validator, False, None, None,

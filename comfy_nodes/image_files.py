@@ -19,6 +19,7 @@ from torch import Tensor
 import folder_paths
 import node_helpers
 from comfy.cli_args import args
+from comfy_api.internal.watched_file import watched_file
 
 NO_ALPHA_SIZE = 64  # side of the blank mask that stands for "this picture has no transparency"
 
@@ -176,8 +177,10 @@ class SaveImage:
         for number, image in enumerate(images):
             stem = filename.replace("%batch_num%", str(number))
             file = f"{stem}_{counter + number:05}_.png"
-            path = os.path.join(folder, file)
-            to_picture(image).save(path, pnginfo=metadata, compress_level=self.compress_level)
+            with watched_file(os.path.join(folder, file)) as target:
+                to_picture(image).save(
+                    target, format="PNG", pnginfo=metadata, compress_level=self.compress_level
+                )
             results.append({"filename": file, "subfolder": subfolder, "type": self.type})
         return {"ui": {"images": results}}
 

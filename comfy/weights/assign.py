@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.weights.mapped_file import release_pages
 
 logger = logging.getLogger(__name__)
@@ -53,11 +54,13 @@ def assign_weights(
         Which keys did not meet; the caller decides what is an error.
     Raises:
         RuntimeError: A tensor has another shape than its parameter (torch names both).
+        InterruptProcessingException: The prompt was cancelled; the module is as it was.
     """
     module.requires_grad_(False)
     own = dict(module.state_dict(keep_vars=True))
     prepared: dict[str, torch.Tensor] = {}
     for key in list(state_dict):
+        throw_exception_if_processing_interrupted()
         tensor = state_dict.pop(key) if consume else state_dict[key]
         prepared[key] = _in_type_of(tensor, own.get(key))
         del tensor

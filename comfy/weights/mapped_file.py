@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.weights.errors import NotSafetensorsError, TruncatedWeightFileError
 
 MAX_HEADER_BYTES = 100_000_000
@@ -35,6 +36,9 @@ SAFETENSORS_TYPES: dict[str, torch.dtype] = {
     }.items()
     if hasattr(torch, attribute)
 }  # fmt: skip
+
+
+PIECE_BYTES = 16 << 20  # read or written at once, so that a cancellation is noticed in between
 
 
 @dataclass(frozen=True)
@@ -201,8 +205,11 @@ def _map(path: str | os.PathLike[str]) -> torch.Tensor:
 
 def _read(path: str | os.PathLike[str]) -> torch.Tensor:
     whole = torch.empty(os.path.getsize(path), dtype=torch.uint8)
+    data = whole.numpy().data
     with open(path, "rb") as file:
-        file.readinto(whole.numpy().data)
+        for start in range(0, len(data), PIECE_BYTES):
+            throw_exception_if_processing_interrupted()
+            file.readinto(data[start : start + PIECE_BYTES])
     return whole
 
 

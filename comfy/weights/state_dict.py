@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from comfy.devices.runtime import get_runtime
 from comfy.weights.errors import (
@@ -25,6 +24,7 @@ from comfy.weights.errors import (
     UnsafePickleError,
 )
 from comfy.weights.mapped_file import open_tensors
+from comfy.weights.written_file import write_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -139,13 +139,16 @@ def save_torch_file(
     """Write tensors as safetensors, replacing the file in one step.
 
     The old file stays whole until the new one is complete, and mappings of it stay valid.
+
+    Raises:
+        TypeError: A tensor has a dtype the format lacks.
+        InterruptProcessingException: The prompt was cancelled; the old file is still there.
     """
     folder = os.path.dirname(os.path.abspath(ckpt))
-    tensors = {key: tensor.detach().contiguous() for key, tensor in sd.items()}
     handle, partial = tempfile.mkstemp(suffix=".part", dir=folder)
     os.close(handle)
     try:
-        save_file(tensors, partial, metadata=dict(metadata) if metadata is not None else None)
+        write_tensors(partial, sd, metadata)
         os.replace(partial, ckpt)
     finally:
         if os.path.exists(partial):

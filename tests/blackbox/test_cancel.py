@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from comfy_execution.graph_utils import GraphBuilder
 from tests.blackbox.client import Client, fresh, graph
@@ -59,6 +61,37 @@ def test_a_sampler_stops_within_a_quarter_of_a_second(
     prompt_id = client.queue(prompt)
     client.wait_for("progress", prompt_id=prompt_id, value=2)
     within(0.25, cancelled(client, prompt_id, how))
+    works_on(client)
+
+
+def test_a_decoder_stops_between_tiles(client: Client, within: Within) -> None:
+    prompt = demo_prompt(seed=fresh(), steps=1, size=(1024, 1024))
+    tiles = {"tile_size": 64, "overlap": 16, "temporal_size": 8, "temporal_overlap": 4}
+    prompt["6"] = {
+        "class_type": "VAEDecodeTiled",
+        "inputs": {"samples": ["4", 0], "vae": ["1", 2], **tiles},
+    }
+    prompt_id = client.queue(prompt)
+    client.wait_for("progress", prompt_id=prompt_id, node="6")
+    within(0.25, cancelled(client, prompt_id))
+    works_on(client)
+
+
+def test_a_large_picture_stops_while_it_is_saved(
+    client: Client, house: House, within: Within
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (3500, 3500, 3), np.uint8)
+    Image.fromarray(noise).save(house.server.base / "input" / "noise.bmp")
+    g = graph()
+    picture = g.node("LoadImage", image="noise.bmp")
+    prefix = f"stopped{fresh()}"
+    g.node("SaveImage", id="save", images=picture.out(0), filename_prefix=prefix)
+    prompt_id = client.queue(g)
+    client.wait_for("executing", prompt_id=prompt_id, node="save")
+    time.sleep(0.1)
+    within(0.25, cancelled(client, prompt_id))
+    folder = house.server.base / "results"
+    assert not list(folder.glob(f"{prefix}*"))  # what is not whole is not left behind
     works_on(client)
 
 

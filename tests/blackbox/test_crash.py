@@ -26,12 +26,13 @@ class Fort:
 
     def __init__(self, base: Path) -> None:
         self.base = base
-        self.server: ServerProcess = start_server(base, *arguments(base))
+        self.arguments = [*arguments(base), "--restart-after", "1.5"]
+        self.server: ServerProcess = start_server(base, *self.arguments)
         self.marks = base / "marks"
 
     def restart(self) -> None:
         """Starts a new server at once, as launchers do."""
-        self.server = start_server(self.base, *arguments(self.base), port=self.server.port)
+        self.server = start_server(self.base, *self.arguments, port=self.server.port)
 
     @property
     def child(self) -> int:
@@ -175,6 +176,27 @@ def test_what_was_cancelled_does_not_come_back(fort: Fort) -> None:
     fort.history(stuck)
     assert fort.ask(f"/api/jobs/{stuck}")["status"] == "cancelled"
     assert fort.marked(value) == 1
+
+
+def test_native_code_that_never_ends_costs_a_restart(fort: Fort) -> None:
+    g = graph()
+    stuck = g.node("TrialNative", id="stuck", value=fresh(), seconds=600.0)
+    g.node("TrialShow", value=stuck.out(0))
+    hanging, after = fort.queue(g, client_id="unlucky"), fresh()
+    waiting = fort.queue(fort.mark(after), client_id="patient")
+    until(lambda: any(item[1] == hanging for item in fort.ask("/queue")["queue_running"]))
+    child = fort.child
+    assert fort.server.post(f"/api/jobs/{hanging}/cancel", {}) == (200, {"cancelled": True})
+
+    entry = fort.history(waiting)
+    assert entry["outputs"]["shown"]["value"] == [after]
+    assert entry["prompt"][3]["client_id"] == "patient"
+    assert fort.marked(after) == 1
+    assert fort.child != child
+    assert has_ended(child)
+    assert fort.ask(f"/api/jobs/{hanging}")["status"] == "cancelled"
+    kinds = [kind for kind, _ in fort.history(hanging)["status"]["messages"]]
+    assert kinds == ["execution_interrupted"]
 
 
 def test_a_server_that_is_told_to_end_leaves_its_work_to_the_next(fort: Fort) -> None:

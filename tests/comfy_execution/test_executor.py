@@ -767,3 +767,20 @@ def test_the_graph_builder_names_nodes_after_the_running_one() -> None:
     bench = Bench(classes={"Builds": node("Builds", run=run)})
     bench.run({"7": make("Builds"), "2": make("Show", value=["7", 0])})
     assert seen == ["7.0.0.1", "7.0.1.1"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ({"ui": ["shown"], "result": (1,)}, "returned a list as ui; expected a dict of lists"),
+        ({"ui": "shown"}, "returned a str as ui"),
+        ({"expand": ["x"], "result": (1,)}, "something else than a graph as expand"),
+        ({"expand": {"x": 5}, "result": (1,)}, "something else than a graph as expand"),
+        ({"expand": {"x": {"inputs": {}}}, "result": (1,)}, "something else than a graph"),
+    ],
+)
+def test_a_malformed_result_is_explained(returned: Any, expected: str) -> None:
+    bench = Bench(classes={"Odd": node("Odd", run=lambda _: returned)})
+    bench.run({"1": make("Odd"), "2": make("Show", value=["1", 0])})
+    assert bench.error["node_id"] == "1"
+    assert expected in bench.error["exception_message"]

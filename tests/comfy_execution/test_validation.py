@@ -298,3 +298,14 @@ def test_input_types_is_asked_once_per_class_and_purpose() -> None:
     prompt["show"] = make("Show", value=["0", 0], **{f"x{i}": [f"{i}", 0] for i in range(50)})
     assert check(prompt, {"Costly": kind}).valid
     assert asked == 1
+
+
+def test_a_missing_input_is_named_though_the_class_check_needs_it() -> None:
+    def refuse(_: type, value: int) -> bool:
+        raise RuntimeError(value)
+
+    strict = node("Strict", {"required": {"value": ("INT",)}}, VALIDATE_INPUTS=classmethod(refuse))
+    missing = check(with_show(make("Strict")), {"Strict": strict})
+    assert types_of(missing, "1") == ["required_input_missing"]
+    failing = check(with_show(make("Strict", value=1)), {"Strict": strict})
+    assert types_of(failing, "1") == ["exception_during_validation"]

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import folder_paths
+from comfy_api.internal.watched_file import watched_file
 from comfy_api.latest.io.node import ComfyNode
 from comfy_api.latest.io.options import FolderType
 from comfy_api.latest.ui.metadata import workflow_texts
 from comfy_api.latest.ui.results import SavedImages, SavedResult
-from comfy_execution.context import check_interrupt
 
 if TYPE_CHECKING:
     from PIL.Image import Exif, Image
@@ -104,10 +104,11 @@ class ImageSaveHelper:
         texts = png_texts(cls)
         results = []
         for index, image in enumerate(images):
-            check_interrupt()
             file = f"{name.replace('%batch_num%', str(index))}_{counter + index:05}_.png"
-            path = os.path.join(folder, file)
-            tensor_to_pil(image).save(path, pnginfo=texts, compress_level=compress_level)
+            with watched_file(os.path.join(folder, file)) as target:
+                tensor_to_pil(image).save(
+                    target, format="PNG", pnginfo=texts, compress_level=compress_level
+                )
             results.append(SavedResult(file, subfolder, folder_type))
         return results
 

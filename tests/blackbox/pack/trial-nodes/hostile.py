@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import time
 from typing import Any
@@ -107,6 +108,14 @@ class Busy(Raise):
         return (value,)
 
 
+class Native(Busy):
+    """Native code that runs on whatever is asked of it."""
+
+    def run(self, value: int, seconds: float) -> tuple[int]:
+        ctypes.CDLL(None).usleep(ctypes.c_uint(int(seconds * 1e6)))
+        return (value,)
+
+
 class Stubborn(Busy):
     """Pure Python work that swallows every Exception."""
 
@@ -183,4 +192,4 @@ class OddList(Odd):
     OUTPUT_IS_LIST = (True,)
 
 
-NODES = (Raise, RaiseAsync, Abort, Busy, Stubborn, Polite, Mark, Odd, OddList)
+NODES = (Raise, RaiseAsync, Abort, Busy, Native, Stubborn, Polite, Mark, Odd, OddList)
