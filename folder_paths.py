@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 from utils.file_listing import (  # noqa: F401  some of these are only public names here
     CATEGORIES,
@@ -27,6 +26,13 @@ from utils.file_listing import (  # noqa: F401  some of these are only public na
     highest_counter,
     recursive_search,
     supported_pt_extensions,
+)
+from utils.user_scope import (  # noqa: F401
+    require_room,
+    scope_uses,
+    scoped,
+    scoped_user,
+    user_scope,
 )
 
 logger = logging.getLogger(__name__)
@@ -49,22 +55,6 @@ filename_list_cache: dict[str, CachedListing] = {}
 
 # Set while one request lists many nodes: each category is then looked at once, not once per node.
 _checked_in_scope: ContextVar[set[str] | None] = ContextVar("checked_in_scope", default=None)
-
-
-@dataclass
-class _Scope:
-    """The user who asks or whose prompt runs, where users have folders of their own.
-
-    Attributes:
-        user_id: None for somebody whose folders are the roots.
-        uses: How often the user's folders were asked for.
-    """
-
-    user_id: str | None
-    uses: int = 0
-
-
-_scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
 
 
 # Directories
@@ -138,55 +128,24 @@ def set_user_directory(user_dir: str) -> None:
     user_directory = os.path.abspath(user_dir)
 
 
-def _scoped(directory: str) -> str:
-    scope = _scope.get()
-    if scope is None:
-        return directory
-    scope.uses += 1
-    return os.path.join(directory, scope.user_id) if scope.user_id else directory
-
-
 def get_output_directory() -> str:
     """Folder results are written to; inside `user_scope` the user's part of it."""
-    return _scoped(output_directory)
+    return scoped(output_directory)
 
 
 def get_temp_directory() -> str:
     """Folder of previews and other short-lived files; scoped as the output directory."""
-    return _scoped(temp_directory)
+    return scoped(temp_directory)
 
 
 def get_input_directory() -> str:
     """Folder of uploads; scoped as the output directory."""
-    return _scoped(input_directory)
+    return scoped(input_directory)
 
 
 def get_user_directory() -> str:
     """Folder that holds one sub-folder per user."""
     return user_directory
-
-
-@contextlib.contextmanager
-def user_scope(user_id: str | None) -> Iterator[None]:
-    """Inside, output, input and temp are the sub-folders of one user; None leaves them alone."""
-    outer = _scope.get()
-    token = _scope.set(_Scope(user_id or (outer.user_id if outer is not None else None)))
-    try:
-        yield
-    finally:
-        _scope.reset(token)
-
-
-def scoped_user() -> str:
-    """Whose folders these are inside `user_scope`: a user's, or `*` for the roots; else empty."""
-    scope = _scope.get()
-    return "" if scope is None else scope.user_id or "*"
-
-
-def scope_uses() -> int:
-    """How often output, input or temp were asked for inside this `user_scope`."""
-    scope = _scope.get()
-    return 0 if scope is None else scope.uses
 
 
 def get_system_user_directory(name: str = "system") -> str:
@@ -212,7 +171,7 @@ def get_public_user_directory(user_id: str) -> str | None:
 def get_directory_by_type(type_name: str) -> str | None:
     """Directory of `output`, `temp` or `input`; None for any other name."""
     directories = {"output": output_directory, "temp": temp_directory, "input": input_directory}
-    return _scoped(directories[type_name]) if type_name in directories else None
+    return scoped(directories[type_name]) if type_name in directories else None
 
 
 def get_input_subfolders() -> list[str]:
@@ -408,7 +367,9 @@ def get_save_image_path(
         (folder, file name without counter, next free counter, sub-folder, filled prefix).
     Raises:
         ValueError: the prefix leads outside `output_dir`.
+        OSError: the user whose prompt runs has no room for further files.
     """
+    require_room()
     filename_prefix = fill_tokens(filename_prefix, image_width, image_height)
     subfolder, filename = os.path.split(os.path.normpath(filename_prefix))
     confine(output_dir, subfolder)

@@ -86,6 +86,11 @@ def owner_of(request: web.Request) -> str | None:
     return None if account is None else str(account.name)
 
 
+def bounded_user(request: web.Request) -> str | None:
+    """The user whose files are bounded in size, if the asker's are; see `quota`."""
+    return None if is_admin(request) else owner_of(request)
+
+
 def _bare(path: str) -> str:
     return path.removeprefix("/api") if path.startswith("/api/") else path
 

@@ -15,6 +15,7 @@ from aiohttp.typedefs import Handler, Middleware
 from comfy_server.gate import Gate, is_loopback
 from comfy_server.options import ServerOptions
 from comfy_server.paths import PathRefused
+from comfy_server.quota import OverQuota
 from comfy_server.strict_json import BadJson, error_response
 from comfy_server.users import UnknownUserError
 
@@ -148,6 +149,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return error_response(400, str(error))
     except PathRefused as error:
         return error_response(403 if error.outside else 400, str(error))
+    except OverQuota as error:
+        return error_response(507, str(error.strerror))
     except UnknownUserError as error:
         return error_response(401, str(error.args[0]))
     except ConnectionResetError:

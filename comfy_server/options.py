@@ -28,6 +28,7 @@ class ServerOptions:
         feature_flags: Added to the server features; core keys win.
         preview_interval_s: Shortest time between two previews sent to one socket; encoding one
             takes a core 2 ms.
+        user_quota_bytes: With authentication, what the files of a user may take; 0 bounds nobody.
     """
 
     listen: tuple[str, ...] = ("127.0.0.1",)
@@ -47,6 +48,7 @@ class ServerOptions:
     preview_size: int = 512
     preview_interval_s: float = 0.1
     requests_per_minute: int = 0
+    user_quota_bytes: int = 0
     feature_flags: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     argv: tuple[str, ...] = ()
     version: str = "0.1.0"

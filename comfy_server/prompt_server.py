@@ -37,6 +37,7 @@ from comfy_server.options import ServerOptions
 from comfy_server.outbox import LazyFrame
 from comfy_server.ownership import owner_of_item
 from comfy_server.packs import Packs
+from comfy_server.quota import Quota
 from comfy_server.services import Services
 from comfy_server.submissions import Submissions
 from comfy_server.users import UserManager
@@ -96,6 +97,7 @@ class PromptServer:
         self.user_manager = UserManager(
             lambda: folder_paths.user_directory, multi_user=self.options.multi_user
         )
+        self.quota = Quota(self.options.user_quota_bytes, self._folders_of)
         self.logs = logs or LogCapture()
         self.logs.listen(self._on_logs)
         self.metrics = Metrics(self)
@@ -199,8 +201,15 @@ class PromptServer:
             return
         owner = self._audience
         scoped = owner is not None and not self._is_admin_name(owner)
-        with folder_paths.user_scope(owner if scoped else None):
+        user = owner if scoped else None
+        with folder_paths.user_scope(user, before_save=lambda: self.quota.take(user)):
             yield
+
+    def _folders_of(self, user: str) -> list[str]:
+        with folder_paths.user_scope(user):
+            kinds = map(folder_paths.get_directory_by_type, ("input", "output", "temp"))
+            folders = [folder for folder in kinds if folder is not None]
+        return [*folders, str(self.user_manager.folder_of(user))]
 
     def _is_admin_name(self, name: str) -> bool:
         store = self.app.get(STORE)
@@ -237,12 +246,21 @@ class PromptServer:
         key: object | None = None
         if isinstance(event, ProgressState) and len(event.nodes) > EVERY_CHANGE_UP_TO:
             key = (event.name, event.prompt_id)  # large, and each shows all that was before it
-        self._post_text(event.name, event.payload(), None if event.broadcast else sid, key)
+        is_last = not (isinstance(event, ProgressState) and event.is_followed)
+        receiver = None if event.broadcast else sid
+        self._post_text(event.name, event.payload(), receiver, key, is_last)
 
-    def _post_text(self, kind: str, data: Any, sid: str | None, key: object | None = None) -> None:
+    def _post_text(
+        self,
+        kind: str,
+        data: Any,
+        sid: str | None,
+        key: object | None = None,
+        is_last: bool = True,
+    ) -> None:
         frame = frames.text_frame(kind, data)
         user = None if kind == "status" else self._audience
-        self.hub.post(lambda: self.hub.send_frame(frame, sid, user, key))
+        self.hub.post(lambda: self.hub.send_frame(frame, sid, user, key), is_last)
 
     def _post_preview(self, event: Preview) -> None:
         image_format, image, size = event.format, event.image, event.max_size

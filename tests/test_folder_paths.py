@@ -40,7 +40,7 @@ def touch(path: Path, text: str = "x") -> Path:
 
 def test_importing_creates_no_folder(tmp_path: Path) -> None:
     code = "import os, folder_paths; print(os.path.exists(folder_paths.output_directory))"
-    for name in ("folder_paths.py", "utils/file_listing.py"):
+    for name in ("folder_paths.py", "utils/file_listing.py", "utils/user_scope.py"):
         copy = tmp_path / name
         copy.parent.mkdir(exist_ok=True)
         copy.write_text((REPOSITORY / name).read_text())

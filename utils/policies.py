@@ -129,6 +129,7 @@ def server_options(args: argparse.Namespace, argv: Sequence[str]) -> ServerOptio
         extension_root=PROGRAM_FOLDER / "web",
         hashing_function=args.default_hashing_function,
         preview_size=args.preview_size,
+        user_quota_bytes=int(args.user_quota * GIB),
         argv=("main.py", *argv),
         print_addresses=not args.dont_print_server,
     )

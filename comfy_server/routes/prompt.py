@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from comfy_execution.items import SENSITIVE_EXTRA_DATA_KEYS, Submission, SubmissionKind
-from comfy_server.auth import owner_of
+from comfy_server.auth import bounded_user, owner_of
 from comfy_server.completions import COMPLETIONS
 from comfy_server.describe import FLAG, describe, ref
 from comfy_server.ownership import OWNER_KEY
+from comfy_server.quota import OverQuota
 from comfy_server.services import PROMPT_ID, SERVER, SERVICES, Services, resolve
 from comfy_server.strict_json import BadJson, json_response, read_json
 
@@ -69,7 +71,7 @@ async def get_prompt(request: web.Request) -> web.Response:
     ref("PromptAccepted"),
     body=ref("PromptRequest"),
     query={"wait": FLAG},
-    answers={status: ref("PromptError") for status in (400, 409, 410, 503)},
+    answers={status: ref("PromptError") for status in (400, 409, 410, 503, 507)},
 )
 async def post_prompt(request: web.Request) -> web.Response:
     """Validates a prompt and puts it in the queue."""
@@ -80,6 +82,7 @@ async def post_prompt(request: web.Request) -> web.Response:
         submitted = sort_out(body, server)
         request[PROMPT_ID] = submitted.prompt_id  # for the request log
         _claim(request, server, submitted)
+        await _require_room(request, server)
         valid, error, outputs, node_errors = await validate_submitted(services, submitted)
         if not valid:
             return json_response({"error": error, "node_errors": node_errors}, status=400)
@@ -157,6 +160,18 @@ def _claim(request: web.Request, server: PromptServer, submitted: Request) -> No
         raise PromptRefused(
             "invalid_client_id", "The client id belongs to another user", "use an id of your own"
         )
+
+
+async def _require_room(request: web.Request, server: PromptServer) -> None:
+    """Refuses prompts of users whose folders are full."""
+    user = bounded_user(request)
+    if user is None or server.quota.limit_bytes <= 0:
+        return
+    try:
+        await asyncio.to_thread(server.quota.take, user)
+    except OverQuota as error:
+        message = "Your folders are full"
+        raise PromptRefused("quota_exceeded", message, str(error.strerror), 507) from error
 
 
 def _optional(body: dict[str, Any], name: str, kind: type, expected: str) -> Any:

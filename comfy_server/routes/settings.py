@@ -7,8 +7,9 @@ from typing import Any
 
 from aiohttp import web
 
+from comfy_server.auth import bounded_user
 from comfy_server.describe import ANYTHING, EMPTY, OBJECT, describe, ref
-from comfy_server.services import USERS
+from comfy_server.services import SERVER, USERS
 from comfy_server.strict_json import json_response, read_json, read_object
 
 routes = web.RouteTableDef()
@@ -34,19 +35,21 @@ async def get_one(request: web.Request) -> web.Response:
 async def _merge(request: web.Request, changes: dict[str, Any]) -> web.Response:
     users = request.app[USERS]
     user_id = users.get_request_user_id(request)
+    quota, size_bytes = request.app[SERVER].quota, len(await request.read())
+    await asyncio.to_thread(quota.take, bounded_user(request), size_bytes)
     await asyncio.to_thread(users.merge_settings, user_id, changes)
     return web.Response()
 
 
 @routes.post("/settings")
-@describe(EMPTY, body=OBJECT, answers={400: ref("Error")})
+@describe(EMPTY, body=OBJECT, answers={400: ref("Error"), 507: ref("Error")})
 async def post_all(request: web.Request) -> web.Response:
     """Stores several settings."""
     return await _merge(request, await read_object(request))
 
 
 @routes.post("/settings/{id}")
-@describe(EMPTY, body=ANYTHING, answers={400: ref("Error")})
+@describe(EMPTY, body=ANYTHING, answers={400: ref("Error"), 507: ref("Error")})
 async def post_one(request: web.Request) -> web.Response:
     """Stores one setting; the body is its value."""
     return await _merge(request, {request.match_info["id"]: await read_json(request)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,10 +12,11 @@ from aiohttp import web
 
 import folder_paths
 from comfy_server import uploads
+from comfy_server.auth import bounded_user
 from comfy_server.describe import TEXT, describe, ref, shape
 from comfy_server.images import ImageRefused
 from comfy_server.paths import PathRefused, resolve_below
-from comfy_server.services import OPTIONS
+from comfy_server.services import OPTIONS, SERVER
 from comfy_server.strict_json import error_response, json_response
 from comfy_server.uploads import UploadForm, UploadRefused
 
@@ -43,6 +45,10 @@ async def _store(request: web.Request, form: UploadForm, content: BinaryIO) -> w
     directory = _directory(kind)
     subfolder = form.texts.get("subfolder", "")
     target = uploads.target_path(directory, subfolder, form.filename)
+    size_bytes = content.seek(0, os.SEEK_END)
+    content.seek(0)
+    quota = request.app[SERVER].quota
+    await asyncio.to_thread(quota.take, bounded_user(request), size_bytes)
     overwrite = form.texts.get("overwrite") in ("true", "1")
     hashing = request.app[OPTIONS].hashing_function
     stored = await asyncio.to_thread(uploads.store, content, target, overwrite, hashing)
@@ -52,7 +58,7 @@ async def _store(request: web.Request, form: UploadForm, content: BinaryIO) -> w
 
 
 @routes.post("/upload/image")
-@describe(ref("Stored"), body=FORM, answers={400: ref("Error")})
+@describe(ref("Stored"), body=FORM, answers={400: ref("Error"), 507: ref("Error")})
 async def upload_image(request: web.Request) -> web.Response:
     """Stores a file in input, temp or output; the answer holds the name it got."""
     try:
@@ -88,7 +94,7 @@ def _original(form: UploadForm) -> Path:
 
 @routes.post("/upload/mask")
 @describe(
-    ref("Stored"), body=FORM, answers={400: ref("Error"), 403: ref("Error"), 404: ref("Error")}
+    ref("Stored"), body=FORM, answers={status: ref("Error") for status in (400, 403, 404, 507)}
 )
 async def upload_mask(request: web.Request) -> web.Response:
     """Stores a copy of an existing picture that has the alpha channel of the uploaded one."""

@@ -13,10 +13,11 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from comfy_server import user_files
+from comfy_server.auth import bounded_user
 from comfy_server.describe import BINARY, EMPTY, FLAG, OBJECTS, PLAIN, TEXT, describe, ref
 from comfy_server.files import absent_file, stranger_file, trusted_file
 from comfy_server.paths import PathRefused, resolve_below
-from comfy_server.services import USERS
+from comfy_server.services import SERVER, USERS
 from comfy_server.strict_json import error_response, json_response
 from comfy_server.user_files import Listing, write_atomically
 
@@ -106,7 +107,7 @@ async def get_file(request: web.Request) -> web.StreamResponse:
     query={"overwrite": FLAG, "full_info": FLAG},
     body=BINARY,
     body_required=False,
-    answers={400: ref("Error"), 409: PLAIN},
+    answers={400: ref("Error"), 409: PLAIN, 507: ref("Error")},
 )
 async def post_file(request: web.Request) -> web.Response:
     """Stores the body as a file."""
@@ -116,8 +117,11 @@ async def post_file(request: web.Request) -> web.Response:
         return error_response(400, "the name belongs to a folder")
     if not _is_on(request, "overwrite", "true") and path.exists():
         return web.Response(status=409, text="File already exists")
+    body = await request.read()
+    quota = request.app[SERVER].quota
+    await asyncio.to_thread(quota.take, bounded_user(request), len(body))
     try:
-        await asyncio.to_thread(write_atomically, path, await request.read())
+        await asyncio.to_thread(write_atomically, path, body)
     except (NotADirectoryError, FileExistsError) as error:
         raise PathRefused("a part of the path is a file, not a folder") from error
     return _answer(request, path, root)
