@@ -93,7 +93,7 @@ async def _async_map_node_over_list(
         if pre_execute_cb is not None:
             pre_execute_cb(index)
         method = getattr(call.bound.target, func)
-        result = _guarded(method, call.bound.arguments(values), call.guard)
+        result = guarded(method, call.bound.arguments(values), call.guard)
         if isinstance(result, CoroutineType):
             task = asyncio.ensure_future(_contained(result, call.guard or CallGuard()))
             await asyncio.sleep(0)  # short coroutines end here and cost no waiting
@@ -184,7 +184,7 @@ def merge_values(results: Sequence[Any], spec: NodeSpec) -> list[list[Any]]:
     return merged
 
 
-def _guarded(function: Callable[..., Any], values: dict[str, Any], guard: CallGuard | None) -> Any:
+def guarded(function: Callable[..., Any], values: dict[str, Any], guard: CallGuard | None) -> Any:
     """Calls node code, which may be broken out of while it runs."""
     if guard is None:
         return function(**values)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from comfy_execution import calls
+from comfy_execution.breaker import CallGuard
 from comfy_execution.calls import Call
 from comfy_execution.graph import DynamicPrompt
 from comfy_execution.graph_utils import ExecutionBlocker
@@ -25,14 +26,19 @@ async def note_change(
     specs: SpecTable,
     extra_data: Mapping[str, Any],
     changed: dict[str, Any],
+    guard: CallGuard | None = None,
 ) -> None:
-    """Asks the node's class, if it has an opinion, what its result depends on beside its inputs."""
+    """Asks the node's class, if it has an opinion, what its result depends on beside its inputs.
+
+    Args:
+        guard: For a check that is to be broken out of when its prompt is cancelled.
+    """
     node = prompt.get_node(node_id)
     spec = specs[node["class_type"]]
     if spec.fingerprint is None:
         return
     try:
-        changed[node_id] = await _fingerprint(node_id, node, spec, prompt, extra_data)
+        changed[node_id] = await _fingerprint(node_id, node, spec, prompt, extra_data, guard)
     except Exception:  # foreign code; the reference runs such a node every time, and so do we
         logger.warning(
             "%s.%s of node %s failed; the node will run", spec.class_type, spec.fingerprint,
@@ -47,6 +53,7 @@ async def _fingerprint(
     spec: NodeSpec,
     prompt: DynamicPrompt,
     extra_data: Mapping[str, Any],
+    guard: CallGuard | None,
 ) -> list[Any]:
     assert spec.fingerprint is not None
     values = gather_inputs(node_id, node, spec, lambda _: None).values  # constants only
@@ -55,7 +62,8 @@ async def _fingerprint(
     if spec.hidden_as_arguments:
         values = values | {name: [value] for name, value in hidden.items()}
     answers = await calls._async_map_node_over_list(
-        "", node_id, bound.target, values, spec.fingerprint, False, None, None, Call(spec, bound)
-    )
+        "", node_id, bound.target, values, spec.fingerprint, False, None, None,
+        Call(spec, bound, guard),
+    )  # fmt: skip
     done = [await a if isinstance(a, asyncio.Future) else a for a in answers]
     return [None if isinstance(answer, ExecutionBlocker) else answer for answer in done]

@@ -139,7 +139,12 @@ class PromptExecutor:
         self.success = True
 
     def _fail(self, prompt_id: str, error: BaseException) -> None:
-        """Reports a failure that belongs to no node."""
+        """Reports a failure that belongs to no node, or an interruption before the first one."""
+        self.guard.leave()
+        if isinstance(error, (self.interrupt.exception, ForcedInterruption)):
+            stopped = Failure("", interrupted=True)
+            self.handle_execution_error(prompt_id, {}, (), (), stopped, error)
+            return
         logger.error("prompt %s failed outside of its nodes", prompt_id, exc_info=error)
         failure = describe_failure("", error, {})
         self.handle_execution_error(prompt_id, {}, (), (), failure, error)
@@ -161,7 +166,8 @@ class PromptExecutor:
 
         async def note_changes(node_ids: Iterable[str]) -> None:
             for node_id in node_ids:
-                await note_change(node_id, dynprompt, specs, extra, changed)
+                self._raise_if_interrupted()
+                await note_change(node_id, dynprompt, specs, extra, changed, self.guard)
 
         needed = needed_nodes(dynprompt, outputs)
         await note_changes(needed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,16 @@ def _to_bool(value: Any) -> bool:
     return bool(value)
 
 
+def _to_float(value: Any) -> float:
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError("not a number (NaN) is no value for a FLOAT; send a number")
+    return number
+
+
 CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "INT": int,
-    "FLOAT": float,
+    "FLOAT": _to_float,
     "STRING": str,
     "BOOLEAN": _to_bool,
 }

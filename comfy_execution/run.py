@@ -258,7 +258,7 @@ class PromptRun:
         instance = objects.get(node_id, spec.class_type, spec.node_class)
         if instance is None:
             set_executing_context(ExecutionContext(self.prompt_id, node_id))
-            instance = spec.make_instance()
+            instance = calls.guarded(spec.make_instance, {}, self.hooks.guard)
             owner = self.prompt.get_real_node_id(node_id)
             objects.put(node_id, spec.class_type, spec.node_class, instance, owner)
         return instance

@@ -38,7 +38,7 @@ SAFETENSORS_TYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 
 
-PIECE_BYTES = 16 << 20  # read or written at once, so that a cancellation is noticed in between
+PIECE_BYTES = 4 << 20  # read or written at once, so that a cancellation is noticed in between
 
 
 @dataclass(frozen=True)

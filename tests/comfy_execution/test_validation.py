@@ -309,3 +309,11 @@ def test_a_missing_input_is_named_though_the_class_check_needs_it() -> None:
     assert types_of(missing, "1") == ["required_input_missing"]
     failing = check(with_show(make("Strict", value=1)), {"Strict": strict})
     assert types_of(failing, "1") == ["exception_during_validation"]
+
+
+@pytest.mark.parametrize("value", ["nan", "NaN", float("nan")])
+def test_not_a_number_is_no_number(value: Any) -> None:
+    real = node("Real", {"required": {"value": ("FLOAT", {"min": 0.0, "max": 1.0})}})
+    assert types_of(check(with_show(make("Real", value=value)), {"Real": real}), "1") == [
+        "invalid_input_type"
+    ]

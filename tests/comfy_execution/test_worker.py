@@ -231,3 +231,56 @@ def test_the_breaker_asks_for_a_restart_when_nothing_helps() -> None:
     )  # fmt: skip
     breaker.follow("a")
     assert asked.wait(5)
+
+
+def test_an_endless_check_for_changes_is_broken_out_of(house: Any) -> None:
+    started = threading.Event()
+
+    def spin(_: type, **__: Any) -> None:
+        started.set()
+        while True:
+            sum(range(50))
+
+    checking = node("Checking", run=lambda _: (1,), IS_CHANGED=classmethod(spin))
+    home = house({"Checking": checking})
+    home.post("a", {"1": make("Checking"), "2": make("Show", value=["1", 0])})
+    home.post("b", PROMPT)
+    assert started.wait(10)
+    home.queue.interrupt("a")
+    assert home.ending("a") == "execution_interrupted"
+    assert home.ending("b") == "execution_success"
+
+
+def test_a_cancellation_between_checks_for_changes_is_noticed(house: Any) -> None:
+    checks: list[str] = []
+    home: Any = None
+
+    def check(_: type, name: str) -> str:
+        checks.append(name)
+        if len(checks) == 2:
+            home.queue.interrupt("a")
+        return name
+
+    inputs = {"required": {"name": ("STRING",)}}
+    checked = node("Checked", inputs, run=lambda _, name: (name,), IS_CHANGED=classmethod(check))
+    home = house({"Checked": checked})
+    prompt = {str(i): make("Checked", name=f"n{i}") for i in range(5)}
+    prompt |= {f"s{i}": make("Show", value=[str(i), 0]) for i in range(5)}
+    home.post("a", prompt)
+    assert home.ending("a") == "execution_interrupted"
+    assert len(checks) == 2
+
+
+def test_an_instance_that_is_long_in_the_making_is_broken_out_of(house: Any) -> None:
+    started = threading.Event()
+
+    def make_slowly(_: Any) -> None:
+        started.set()
+        while True:
+            sum(range(50))
+
+    home = house({"Heavy": node("Heavy", run=lambda _: (1,), __init__=make_slowly)})
+    home.post("a", {"1": make("Heavy"), "2": make("Show", value=["1", 0])})
+    assert started.wait(10)
+    home.queue.interrupt("a")
+    assert home.ending("a") == "execution_interrupted"
