@@ -149,11 +149,16 @@ class Executing:
 
 @dataclass(frozen=True, slots=True)
 class ProgressState:
-    """Progress of every node seen so far in a prompt, in order of appearance."""
+    """Progress of every node seen so far in a prompt, in order of appearance.
+
+    ``is_followed`` promises another event of the same thread at once, so that a sink that pays for
+    each delivery may wait for it.
+    """
 
     prompt_id: str
     nodes: tuple[NodeProgress, ...]
     client_id: str | None = None
+    is_followed: bool = False
     name: ClassVar[str] = "progress_state"
 
     @property

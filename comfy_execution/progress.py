@@ -79,8 +79,18 @@ class ProgressRegistry:
         self, node_id: str, value: float, max_value: float, image: PreviewImage | None = None
     ) -> None:
         """A node reports that it is at value of max_value, with a preview if it has one."""
+        self._update(node_id, value, max_value, image, is_followed=False)
+
+    def _update(
+        self,
+        node_id: str,
+        value: float,
+        max_value: float,
+        image: PreviewImage | None,
+        is_followed: bool,
+    ) -> None:
         self._set(node_id, "running", value, max_value)
-        self._publish()
+        self._publish(is_followed)
         if image is not None:
             self._sink.publish(self.preview(node_id, image, with_metadata=True))
 
@@ -122,7 +132,7 @@ class ProgressRegistry:
         self, node_id: str, value: float, max_value: float, image: PreviewImage | None = None
     ) -> None:
         """One step of a progress bar: state, preview, step, preview for older clients."""
-        self.update_progress(node_id, value, max_value, image)
+        self._update(node_id, value, max_value, image, is_followed=True)
         self._sink.publish(Progress(value, max_value, self.prompt_id, node_id, self.client_id))
         if image is not None:
             self._sink.publish(self.preview(node_id, image, with_metadata=False))
@@ -149,12 +159,12 @@ class ProgressRegistry:
             max_value,
         )
 
-    def _publish(self) -> None:
+    def _publish(self, is_followed: bool = False) -> None:
         count = len(self._nodes)
         with self._lock:
             wait_s = self._sent_at + count / ENTRIES_PER_S - time.monotonic()
             if count <= EVERY_CHANGE_UP_TO or wait_s <= 0:
-                self._send()
+                self._send(is_followed)
             elif self._late is None:
                 self._late = threading.Timer(wait_s, self._send_late)
                 self._late.daemon = True
@@ -166,12 +176,12 @@ class ProgressRegistry:
             if self._late is threading.current_thread():
                 self._send()
 
-    def _send(self) -> None:
+    def _send(self, is_followed: bool = False) -> None:
         """Publishes everything; the lock is held, so that no older state follows a newer one."""
         self._forget_late()
         self._sent_at = time.monotonic()
         nodes = tuple(self._nodes.values())
-        self._sink.publish(ProgressStateEvent(self.prompt_id, nodes, self.client_id))
+        self._sink.publish(ProgressStateEvent(self.prompt_id, nodes, self.client_id, is_followed))
 
     def _forget_late(self) -> None:
         if self._late is not None:

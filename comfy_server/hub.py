@@ -66,24 +66,50 @@ class Hub:
         self._encoder: ThreadPoolExecutor | None = None
         self._posted: deque[Callable[[], None]] = deque()
         self._wake_pending = False
+        self._is_collecting = False  # frames of many events leave in one write
+        self._with_new_frames: dict[Client, None] = {}
 
     # -- from any thread -----------------------------------------------------------------------
 
-    def post(self, action: Callable[[], None]) -> None:
-        """Runs `action` on the event loop, in order; returns at once."""
+    def post(self, action: Callable[[], None], is_last: bool = True) -> None:
+        """Runs `action` on the event loop, in order; returns at once.
+
+        Waking the loop costs the calling thread its turn of the interpreter. `is_last` False says
+        that another call follows at once: that one wakes it.
+        """
         self._posted.append(action)
-        if not self._wake_pending:
+        if is_last and not self._wake_pending:
             self._wake_pending = True
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 self._loop.call_soon_threadsafe(self._run_posted)
 
     def _run_posted(self) -> None:
         self._wake_pending = False
+        self._is_collecting = True
         while self._posted:
             try:
                 self._posted.popleft()()
             except Exception:  # one bad frame must not stop the ones behind it
                 logger.exception("a frame could not be delivered")
+        self._is_collecting = False
+        receivers, self._with_new_frames = self._with_new_frames, {}
+        for client in receivers:
+            self._hand_over(client)
+
+    def _hand_over(self, client: Client) -> None:
+        """Writes what can be written at once; the rest is the writer task's."""
+        transport = client.transport
+        if (
+            transport is not None
+            and not client.socket.closed
+            and not transport.is_closing()
+            and transport.get_write_buffer_size() <= UNREAD_BYTES
+        ):
+            ready = client.outbox.take_ready()
+            if ready:
+                transport.write(b"".join(map(_wire, ready)))
+                return
+        client.outbox.wake()
 
     # -- sockets -------------------------------------------------------------------------------
 
@@ -218,6 +244,10 @@ class Hub:
     def _put(self, client: Client, frame: Frame) -> None:
         try:
             client.outbox.put(frame)
+            if self._is_collecting:
+                self._with_new_frames[client] = None
+            else:
+                client.outbox.wake()
         except Overflow:
             logger.warning("socket %s does not read; closing it", client.sid)
             self.detach(client)
@@ -246,11 +276,7 @@ class Hub:
         if client.transport is None:
             await self._send_compressed(client, frames, encoder)
             return
-        ready = [
-            frame.wire if isinstance(frame, TextFrame) else wire_form(frame, is_text=False)
-            for frame in frames
-            if not isinstance(frame, LazyFrame)
-        ]
+        ready = [_wire(frame) for frame in frames if not isinstance(frame, LazyFrame)]
         if ready:
             await self._write_wire(client, client.transport, b"".join(ready))
         if isinstance(frames[-1], LazyFrame):
@@ -284,3 +310,10 @@ class Hub:
         await asyncio.gather(*closings, return_exceptions=True)
         if self._encoder is not None:
             self._encoder.shutdown(wait=False, cancel_futures=True)
+
+
+def _wire(frame: Frame) -> bytes:
+    """The bytes of a frame that is encoded, on an uncompressed connection."""
+    if isinstance(frame, LazyFrame):
+        raise TypeError("a preview must be encoded before it is sent")
+    return frame.wire if isinstance(frame, TextFrame) else wire_form(frame, is_text=False)

@@ -76,6 +76,7 @@ async def _listen(server: PromptServer, client: Client) -> None:
             client.flags.update(flags if isinstance(flags, dict) else {})
             features = server.get_feature_flags()
             client.outbox.put(TextFrame(text_frame("feature_flags", features)))
+            client.outbox.wake()
 
 
 def _parse(text: str) -> dict[str, Any] | None:
