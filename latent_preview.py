@@ -180,6 +180,8 @@ def prepare_callback(
         preview, now_s = None, time.monotonic()
         if previewer is not None and (now_s >= next_preview_s or step + 1 >= total_steps):
             next_preview_s = now_s + PREVIEW_INTERVAL_S
+            if getattr(x0, "is_nested", False):  # latents sampled together: the first is shown
+                x0 = x0.unbind()[0]
             preview = previewer.decode_latent_to_preview_image(PREVIEW_FORMAT, x0)
         bar.update_absolute(step + 1, total_steps, preview)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 import latent_preview
 from comfy import progress
 from comfy.sampling import noise as noise_source
@@ -49,7 +47,7 @@ def common_ksampler(
         model, latent["samples"], latent.get("downscale_ratio_spacial")
     )
     if disable_noise:
-        noise = torch.zeros_like(samples, device="cpu")
+        noise = noise_source.empty_noise(samples)
     else:
         noise = noise_source.prepare_noise(samples, seed, latent.get("batch_index"))
     result = run.sample(

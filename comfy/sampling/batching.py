@@ -42,7 +42,7 @@ def _choose_batch(model: Any, jobs: Sequence[tuple[Job, int]], device: Any) -> l
     alike = [i for i in range(len(jobs)) if job_functions.can_concat_cond(jobs[i][0], first)][::-1]
     if len(alike) == 1:
         return alike
-    free = memory.get_free_memory(device)
+    free = memory.recent_free_memory(device)
     for share in range(1, len(alike) + 1):
         chosen = alike[: len(alike) // share]
         shape = [len(chosen) * first.input_x.shape[0], *first.input_x.shape[1:]]

@@ -37,11 +37,17 @@ def check_sigmas(levels: Sequence[float]) -> None:
     """Refuse levels that no solver can follow.
 
     Raises:
-        ValueError: A level is negative or not finite, or the levels go down and up.
+        ValueError: A level is negative or not finite, the levels go down and up, or up from 0.
     """
     for place, sigma in enumerate(levels):
         if not 0 <= sigma < float("inf"):
             raise ValueError(f"sigma {place} is {sigma}: levels are finite and not negative")
+    for place, (sigma, following) in enumerate(pairwise(levels)):
+        if sigma == 0 and following > 0:
+            raise ValueError(
+                f"sigma {place} is 0 and sigma {place + 1} is {following:g}: a clean latent has no "
+                "noise to follow; start above 0, as FlipSigmas does, or add noise first"
+            )
     falls = any(following < sigma for sigma, following in pairwise(levels))
     rise = first_rise(levels)
     if falls and rise is not None:

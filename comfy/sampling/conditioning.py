@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from comfy import resize
@@ -38,18 +39,27 @@ def convert_cond(cond: Sequence[Any]) -> CondList:
 
 
 def _resolve_area(area: Sequence[Any], dims: Sequence[int]) -> tuple[int, ...]:
-    """An area in latent cells: sizes, then offsets, one of each per spatial axis."""
-    if area[0] != "percentage":
-        return tuple(area)
-    shares, axes = area[1:], len(area[1:]) // 2
-    sizes = tuple(max(1, round(shares[axis] * dims[axis])) for axis in range(axes))
-    offsets = tuple(round(shares[axis + axes] * dims[axis]) for axis in range(axes))
-    return sizes + offsets
+    """An area in latent cells: sizes, then offsets, one of each per spatial axis.
+
+    An area of fewer axes than the latent (that of a picture, in a video) applies to the last ones
+    and takes the others whole; one of more axes loses its first ones.
+    """
+    is_share = area[0] == "percentage"
+    numbers = area[1:] if is_share else area
+    axes = len(numbers) // 2
+    sizes, offsets = list(numbers[:axes]), list(numbers[axes:])
+    missing = max(len(dims) - axes, 0)
+    sizes, offsets = sizes[-len(dims) :], offsets[-len(dims) :]
+    if is_share:
+        shared = dims[missing:]
+        sizes = [max(1, round(size * dim)) for size, dim in zip(sizes, shared)]
+        offsets = [round(offset * dim) for offset, dim in zip(offsets, shared)]
+    return (*dims[:missing], *sizes, *(0,) * missing, *offsets)
 
 
 def _mask_bounds(mask: Tensor) -> tuple[int, int, int, int]:
-    """Area (height, width, y, x) around the non-zero cells of masks [B, H, W]."""
-    union = mask.abs().amax(dim=0, keepdim=True)
+    """Area (height, width, y, x) around the non-zero cells of masks [B, ..., H, W]."""
+    union = mask.abs().flatten(0, -3).amax(dim=0, keepdim=True)
     boxes, is_empty = masks.get_mask_aabb(union)
     if is_empty[0]:  # something has to be sampled: a corner of the least size
         return MIN_BOUNDS, MIN_BOUNDS, 0, 0
@@ -65,6 +75,12 @@ def _resolve_mask(mask: Tensor, dims: Sequence[int], device: Any) -> Tensor:
         mask = mask.unsqueeze(0)
     if tuple(mask.shape[1:]) == tuple(dims):
         return mask
+    if len(dims) == 1:  # rows of a picture joined to one line
+        line = mask.reshape(mask.shape[0], 1, -1)
+        return torch.nn.functional.interpolate(line, size=tuple(dims), mode="linear").squeeze(1)
+    if len(dims) == 3 and mask.ndim == 3:  # frames, or one mask for all of them
+        frames = mask[None, None]
+        return torch.nn.functional.interpolate(frames, size=tuple(dims), mode="trilinear")[0]
     if mask.ndim < 4:
         mask = resize.common_upscale(mask.unsqueeze(1), dims[-1], dims[-2], "bilinear", "none")
         return mask.squeeze(1)
@@ -85,8 +101,8 @@ def resolve_areas_and_cond_masks_multidim(
             del changed["area"]
         if changed.get("mask") is not None:
             mask = _resolve_mask(changed["mask"], dims, device)
-            if changed.get("set_area_to_bounds", False):
-                changed["area"] = _mask_bounds(mask)
+            if changed.get("set_area_to_bounds", False) and len(dims) > 1:
+                changed["area"] = _resolve_area(_mask_bounds(mask), dims)
             changed["mask"] = mask
         conditions[index] = changed
 
@@ -227,7 +243,11 @@ def process_conds(
 
     Returns:
         The same dict.
+    Raises:
+        ValueError: An entry of a nested latent has an area or a mask: which member is it for?
     """
+    if latent_shapes is not None and len(latent_shapes) > 1:
+        _refuse_areas(conds)
     for name in conds:
         resolve_areas_and_cond_masks_multidim(conds[name], noise.shape[2:], device)
     for name in conds:
@@ -249,6 +269,17 @@ def process_conds(
         pre_run_control(model, entries)
     _share_with_other_lists(conds)
     return conds
+
+
+def _refuse_areas(conds: dict[str, CondList]) -> None:
+    for name, entries in conds.items():
+        for entry in entries:
+            for option in ("area", "mask"):
+                if entry.get(option) is not None:
+                    raise ValueError(
+                        f"the {name} conditioning has the option {option!r}, which cannot apply to "
+                        "a latent of several parts (video with sound); leave it out"
+                    )
 
 
 def _complete_areas(conds: dict[str, CondList]) -> None:

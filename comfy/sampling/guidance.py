@@ -264,6 +264,8 @@ class CFGGuider:
             latent_image, _ = nested_tensor.pack(latent_image.unbind())
             if denoise_mask is not None:
                 denoise_mask = _packed_masks(denoise_mask, shapes)
+            if callback is not None:
+                callback = _unpacking(callback, shapes)
         checks.check_latent(self.model_patcher, noise, latent_image)
         checks.warn_if_not_finite(latent_image, "latent given to the sampler")
         with preparation.run_of(self):
@@ -277,6 +279,17 @@ class CFGGuider:
         if nested:
             return nested_tensor.NestedTensor(nested_tensor.unpack(output, shapes))
         return output
+
+
+def _unpacking(
+    callback: Callable[..., None], shapes: Sequence[Sequence[int]]
+) -> Callable[..., None]:
+    """A callback that is given the members of a packed latent as a nested one."""
+
+    def members(packed: Tensor) -> Any:
+        return nested_tensor.NestedTensor(nested_tensor.unpack(packed, shapes))
+
+    return lambda step, denoised, x, total: callback(step, members(denoised), members(x), total)
 
 
 def _packed_masks(denoise_mask: Any, shapes: Sequence[Sequence[int]]) -> Tensor:

@@ -44,6 +44,8 @@ def get_area_and_mult(conds: dict[str, Any], x_in: Tensor, timestep_in: Tensor) 
     area, input_x = conds.get("area"), x_in
     if area is not None:
         area = _clamped(area, x_in.shape[2:])
+        if min(area[: len(area) // 2]) <= 0:  # wholly outside of the latent
+            return None
         input_x = cut(x_in, area)
     mult = _weights(conds, input_x, area, x_in.shape[2:])
     inputs = {
@@ -122,11 +124,12 @@ def _feather(mult: Tensor, area: Sequence[int], dims: Sequence[int]) -> None:
 
 
 def _gligen_patches(gligen: Sequence[Any], input_x: Tensor) -> dict[str, list[Any]]:
-    """Position boxes: gligen is (kind, model patcher, boxes)."""
-    kind, patcher, boxes = gligen[0], gligen[1].model, gligen[2]
-    place = patcher.set_position if kind == "position" else patcher.set_empty
-    arguments = (input_x.shape, boxes) if kind == "position" else (input_x,)
-    return {"middle_patch": [place(*arguments, input_x.device)]}
+    """Position boxes: gligen is (kind, model patcher, boxes); other kinds have no boxes."""
+    kind, network, boxes = gligen[0], gligen[1].model, gligen[2]
+    shape, device = input_x.shape, input_x.device
+    if kind == "position":
+        return {"middle_patch": [network.set_position(shape, boxes, device)]}
+    return {"middle_patch": [network.set_empty(shape, device)]}
 
 
 def cond_equal_size(c1: Any, c2: Any) -> bool:

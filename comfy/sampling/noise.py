@@ -82,6 +82,13 @@ def prepare_noise(latent_image: Any, seed: int, noise_inds: Any = None) -> Any:
     return prepare_noise_inner(latent_image, generator, noise_inds)
 
 
+def empty_noise(latent_image: Any) -> Any:
+    """Zeros in the place of start noise, for a latent or a nested latent."""
+    if getattr(latent_image, "is_nested", False):
+        return NestedTensor([empty_noise(part) for part in latent_image.unbind()])
+    return torch.zeros_like(latent_image, device="cpu")
+
+
 def default_noise_sampler(x: Tensor, seed: int | None = None) -> NoiseSampler:
     """Independent noise for each call, from a generator of its own on the device of x.
 

@@ -217,10 +217,10 @@ class ModelSamplingCosmosRFlow(ModelSamplingContinuousEDM):
         return sigma / (sigma + 1)
 
     def sigma(self, timestep: Tensor) -> Tensor:
-        highest = self.sigma_max
-        if timestep >= highest / (highest + 1):
-            return highest
-        return timestep / (1 - timestep)
+        highest = self.sigma_max.to(timestep.device)
+        latest = highest / (highest + 1)
+        time = torch.minimum(timestep, latest)
+        return torch.where(timestep >= latest, highest, time / (1 - time))
 
 
 class ModelSamplingDiscreteFlow(NoiseLevels):

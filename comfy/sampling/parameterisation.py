@@ -186,8 +186,9 @@ class CONST:
         return sigma * noise + (1.0 - sigma) * latent_image
 
     def inverse_noise_scaling(self, sigma: Tensor, latent: Tensor) -> Tensor:
-        """latent / (1 - sigma): what is left of alpha is divided out."""
-        return latent / (1.0 - reshape_sigma(sigma, latent.ndim))
+        """latent / (1 - sigma): alpha is divided out; pure noise, where it is 0, stays."""
+        alpha = 1.0 - reshape_sigma(sigma, latent.ndim)
+        return latent / torch.where(alpha == 0, 1.0, alpha)
 
 
 class X0(EPS):

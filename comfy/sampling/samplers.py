@@ -150,10 +150,13 @@ class KSAMPLER(Sampler):
 def _step_callback(
     callback: StepReport | None, total_steps: int
 ) -> Callable[[dict[str, Any]], None] | None:
-    """A solver's callback that reports to a node's."""
+    """A solver's callback that reports to a node's; a solver may know better how many steps it
+    takes than the number of levels says."""
     if callback is None:
         return None
-    return lambda step: callback(step["i"], step["denoised"], step["x"], total_steps)
+    return lambda step: callback(
+        step["i"], step["denoised"], step["x"], step.get("total", total_steps)
+    )
 
 
 def ksampler(

@@ -60,8 +60,17 @@ def normal_scheduler(
     else:
         ends_at_zero = math.isclose(float(model_sampling.sigma(end)), 0, abs_tol=1e-5)
         timesteps = torch.linspace(float(start), float(end), steps + ends_at_zero)
-    levels = [float(model_sampling.sigma(timestep)) for timestep in timesteps]
+    levels = _levels_at(model_sampling, timesteps)
     return torch.FloatTensor(levels if ends_at_zero else [*levels, 0.0])
+
+
+def _levels_at(model_sampling: Any, timesteps: Tensor) -> list[float]:
+    """Levels of timesteps: at once from our own classes, one by one from those of custom nodes,
+    which need not take more than one."""
+    owner = getattr(type(model_sampling).sigma, "__module__", None)
+    if owner == "comfy.sampling.noise_levels":
+        return model_sampling.sigma(timesteps).tolist()
+    return [float(model_sampling.sigma(timestep)) for timestep in timesteps]
 
 
 def sgm_uniform_scheduler(model_sampling: Any, steps: int) -> Tensor:

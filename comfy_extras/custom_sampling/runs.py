@@ -10,6 +10,7 @@ from torch import Tensor
 import latent_preview
 from comfy import progress
 from comfy.devices import placement
+from comfy.nested_tensor import NestedTensor
 from comfy.sampling import batching, guidance, run
 from comfy.sampling import noise as noise_source
 from comfy_api.latest import io
@@ -28,7 +29,7 @@ class Noise_EmptyNoise:
 
     def generate_noise(self, input_latent: Latent) -> Tensor:
         """Zeros in the shape of the latent."""
-        return torch.zeros_like(input_latent["samples"], device="cpu")
+        return noise_source.empty_noise(input_latent["samples"])
 
 
 class Noise_RandomNoise:
@@ -259,7 +260,13 @@ def finished(latent: Latent, samples: Tensor, kept: dict[str, Tensor], model: An
     out = replaced(latent, samples)
     denoised = out
     if "x0" in kept:
-        denoised = replaced(out, model.model.process_latent_out(kept["x0"].cpu()))
+        estimates: Any = kept["x0"].cpu()
+        process = model.model.process_latent_out
+        if getattr(estimates, "is_nested", False):
+            result: Any = NestedTensor([process(part) for part in estimates.unbind()])
+        else:
+            result = process(estimates)
+        denoised = replaced(out, result)
     return io.NodeOutput(out, denoised)
 
 

@@ -76,7 +76,7 @@ def sample_lms(
 
     Source: Katherine Crowson's use of the classical method in sigma; Hairer et al., Solving ODEs I.
     """
-    run = Trajectory(model, sigmas, extra_args, callback, disable)
+    run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
 
     def weights(step: int) -> Sequence[float]:
         nodes = _newest(run.levels, step, order)
@@ -124,7 +124,7 @@ def sample_ipndm_v(
     From the third order on the weights follow the published implementation, whose differences
     from exact Adams-Bashforth weights pictures depend on.
     """
-    run = Trajectory(model, sigmas, extra_args, callback, disable)
+    run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
 
     def weights(step: int) -> Sequence[float]:
         count = min(max_order, step + 1)
@@ -191,7 +191,7 @@ def sample_deis(
     """
     if deis_mode != "tab":
         raise ValueError(f"unknown deis_mode {deis_mode!r}; known: tab")
-    run = Trajectory(model, sigmas, extra_args, callback, disable)
+    run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
     times, beta_slope, beta_min = _deis_time(np.asarray(run.levels))
 
     def weights(step: int) -> Sequence[float]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfy.sampling import checks
 from comfy.sampling.noise import NoiseSampler, default_noise_sampler
 from comfy.sampling.parameterisation import split_ancestral
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
@@ -190,7 +191,7 @@ class DPMSolver:
             t, t_next = times[i], times[i + 1]
             t_down, sigma_up = self._towards(t, t_next, t_end, eta)
             eps, cache = self.eps({}, "eps", x, t)
-            self._info(x=x, i=i, t=t, t_up=t, denoised=x - eps * self.sigma(t))
+            self._info(x=x, i=i, t=t, t_up=t, denoised=x - eps * self.sigma(t), total=len(orders))
             x, _ = self._step(order, x, t, t_down, cache)
             if sigma_up > 0:
                 noise = noise_sampler(self._level(t), self._level(t_next))
@@ -292,9 +293,12 @@ def _reporter(
 
 
 def _span(sigmas: Tensor) -> tuple[float, float]:
-    """Ends of a run; a clean last level is replaced by the one before it."""
-    levels = sigmas.tolist()
-    return levels[0], levels[-1] if levels[-1] > 0 else levels[-2]
+    """Ends of a run; clean levels at its end are replaced by the one before them."""
+    checks.check_sigmas(sigmas.tolist())
+    levels = sigmas[sigmas > 0].tolist()
+    if not levels:
+        raise ValueError(f"no level of {sigmas.tolist()} is above 0: there is nothing to remove")
+    return levels[0], levels[-1]
 
 
 @torch.no_grad()

@@ -34,7 +34,7 @@ def sample_dpmpp_2m(
     disable: bool | None = None,
 ) -> Tensor:
     """DPM-Solver++(2M): the estimate is extrapolated from the last two (algorithm 2)."""
-    run = Trajectory(model, sigmas, extra_args, callback, disable)
+    run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
     previous: Tensor | None = None
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
@@ -60,7 +60,7 @@ def sample_dpmpp_2m_cfg_pp(
 ) -> Tensor:
     """DPM-Solver++(2M) with CFG++: noise is measured from the unconditional estimate."""
     capture = UnconditionalCapture(extra_args)
-    run = Trajectory(model, sigmas, capture.extra_args, callback, disable)
+    run = Trajectory(model, sigmas, capture.extra_args, callback, disable, distinct=True)
     previous: Tensor | None = None
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)

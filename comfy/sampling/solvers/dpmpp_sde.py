@@ -36,7 +36,7 @@ def sample_dpmpp_sde(
     """DPM-Solver++ (stochastic): an intermediate level at the fraction r, noise at both stages."""
     if len(sigmas) <= 1:
         return x
-    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True)
+    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_brownian_noise(x, noise_sampler, sigmas)
     weight = 1 / (2 * r)
     for sigma, sigma_next in run:
@@ -85,7 +85,7 @@ def sample_dpmpp_2m_sde(
         return x
     if solver_type not in ("midpoint", "heun"):
         raise ValueError(f"unknown solver_type {solver_type!r}; known: midpoint, heun")
-    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True)
+    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_brownian_noise(x, noise_sampler, sigmas)
     previous: Tensor | None = None
     h_last = 0.0
@@ -142,7 +142,7 @@ def sample_dpmpp_3m_sde(
     """SDE-DPM-Solver++(3M): slope and curvature of the estimate from the last two steps."""
     if len(sigmas) <= 1:
         return x
-    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True)
+    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_brownian_noise(x, noise_sampler, sigmas)
     past: list[
         tuple[float, Tensor]

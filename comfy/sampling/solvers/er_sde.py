@@ -43,7 +43,7 @@ def sample_er_sde(
     max_stage: int = 3,
 ) -> Tensor:
     """Steps of up to `max_stage` estimates: constant, linear, quadratic in the level."""
-    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True)
+    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_noise(x, noise_sampler)
     scaler = noise_scaler or default_noise_scaler
     alphas = [run.path.alpha(sigma) for sigma in run.levels]

@@ -168,7 +168,11 @@ def sample_lcm(
     for sigma, sigma_next in run:
         x = run.denoise(x, sigma)
         if sigma_next > 0:
-            x = x * run.path.alpha(sigma_next) + run.draw(sigma, sigma_next) * sigma_next
+            drawn = run.draw(sigma, sigma_next)
+            if run.sampling is None:
+                x = x + drawn * sigma_next
+            else:  # asked, not computed from the path: custom kinds mix in ways of their own
+                x = run.sampling.noise_scaling(x.new_tensor(sigma_next), drawn, x)
     return x
 
 

@@ -67,7 +67,7 @@ def sample_res_multistep(
     noise_sampler: NoiseSampler | None = None,
 ) -> Tensor:
     """Deterministic refined exponential multistep."""
-    run = Trajectory(model, sigmas, extra_args, callback, disable)
+    run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
     return _multistep(run, x, 0.0, s_noise, None)
 
 
@@ -84,7 +84,7 @@ def sample_res_multistep_cfg_pp(
 ) -> Tensor:
     """Refined exponential multistep with CFG++."""
     capture = UnconditionalCapture(extra_args)
-    run = Trajectory(model, sigmas, capture.extra_args, callback, disable)
+    run = Trajectory(model, sigmas, capture.extra_args, callback, disable, distinct=True)
     return _multistep(run, x, 0.0, s_noise, capture)
 
 
@@ -101,7 +101,7 @@ def sample_res_multistep_ancestral(
     noise_sampler: NoiseSampler | None = None,
 ) -> Tensor:
     """Refined exponential multistep below the next level, then fresh noise."""
-    run = Trajectory(model, sigmas, extra_args, callback, disable)
+    run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
     run.use_noise(x, noise_sampler)
     return _multistep(run, x, eta, s_noise, None)
 
@@ -120,6 +120,6 @@ def sample_res_multistep_ancestral_cfg_pp(
 ) -> Tensor:
     """Refined exponential multistep with CFG++ and fresh noise."""
     capture = UnconditionalCapture(extra_args)
-    run = Trajectory(model, sigmas, capture.extra_args, callback, disable)
+    run = Trajectory(model, sigmas, capture.extra_args, callback, disable, distinct=True)
     run.use_noise(x, noise_sampler)
     return _multistep(run, x, eta, s_noise, capture)

@@ -120,7 +120,7 @@ def sample_sa_solver(
     """
     if len(sigmas) <= 1:
         return x
-    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True)
+    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_noise(x, noise_sampler)
     tau_of = tau_func or _default_tau(run)
     lambdas = [run.path.half_log_snr(sigma) for sigma in run.levels]

@@ -92,7 +92,10 @@ def sample_seeds_2(
     """
     if solver_type not in ("phi_1", "phi_2"):
         raise ValueError(f"unknown solver_type {solver_type!r}; known: phi_1, phi_2")
-    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True)
+    run = Trajectory(
+        model, sigmas, extra_args, callback, disable, finite_snr=True,
+        distinct=solver_type == "phi_2",
+    )  # fmt: skip
     run.use_noise(x, noise_sampler)
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
@@ -161,7 +164,7 @@ def sample_seeds_3(
     r_2: float = 2.0 / 3,
 ) -> Tensor:
     """SEEDS-3: two intermediate levels at the fractions r_1 and r_2."""
-    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True)
+    run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_noise(x, noise_sampler)
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)

@@ -20,11 +20,14 @@ from comfy.sampling.parameterisation import EXPLODING, NoisePath
 Denoiser = Callable[..., Tensor]
 """model(x, sigma [B], **extra_args) -> denoised, shaped like x."""
 StepCallback = Callable[[dict[str, Any]], None]
-"""Called once a step with x, i, sigma, sigma_hat and denoised."""
+"""Called once a step with x, i, total (steps), sigma, sigma_hat and denoised."""
 
 # Flow models hold no signal at sigma = 1, where the half-log-SNR is -infinity; solvers that work in
 # it start this far into the sampling instead.
 FINITE_SNR_PERCENT = 1e-4
+
+# Drawing the console bar takes as long as the small operations of half a step.
+CONSOLE_INTERVAL_S = 0.5
 
 
 def sampling_of(model: Any) -> Any | None:
@@ -44,6 +47,9 @@ class Trajectory:
         callback: See `StepCallback`.
         disable: No console progress bar.
         finite_snr: Lower a first level without any signal to one that has a finite SNR.
+        distinct: Leave out levels that repeat the one before them. Solvers that divide by the
+            length of a step need it; the others keep such steps, which change nothing but draw
+            noise, as users' seeds expect. A repeated clean level is left out for all.
     """
 
     def __init__(
@@ -54,15 +60,19 @@ class Trajectory:
         callback: StepCallback | None = None,
         disable: bool | None = None,
         finite_snr: bool = False,
+        distinct: bool = False,
     ) -> None:
         self.model = model
         self.extra_args = {} if extra_args is None else extra_args
         self.callback, self.disable = callback, disable
         self.sampling = sampling_of(model)
         self.path: NoisePath = getattr(self.sampling, "path", EXPLODING)
-        self.sigmas = sigmas
         self.levels: list[float] = sigmas.tolist()
         checks.check_sigmas(self.levels)
+        kept = [place for place in range(len(self.levels)) if self._is_step(place, distinct)]
+        if len(kept) < len(self.levels):
+            sigmas, self.levels = sigmas[kept], [self.levels[place] for place in kept]
+        self.sigmas = sigmas
         self.index = 0
         self._noise_sampler: noise.NoiseSampler | None = None
         if (
@@ -72,8 +82,15 @@ class Trajectory:
             and self.path.half_log_snr(self.levels[0]) == -float("inf")
         ):
             self.sigmas = sigmas.clone()
-            self.sigmas[0] = self.sampling.percent_to_sigma(FINITE_SNR_PERCENT)
+            lowered = self.sampling.percent_to_sigma(FINITE_SNR_PERCENT)
+            # Of very many steps the second may begin higher still.
+            self.sigmas[0] = max(lowered, (1 + self.levels[1]) / 2)
             self.levels[0] = self.sigmas[0].item()
+
+    def _is_step(self, place: int, distinct: bool) -> bool:
+        """Whether a level is to be stepped to."""
+        level = self.levels[place]
+        return place == 0 or level != self.levels[place - 1] or not (distinct or level == 0)
 
     @property
     def steps(self) -> int:
@@ -85,7 +102,7 @@ class Trajectory:
 
     def __iter__(self) -> Iterator[tuple[float, float]]:
         """Pairs (sigma, sigma_next); `index` is the number of the step."""
-        for index in trange(self.steps, disable=self.disable):
+        for index in trange(self.steps, disable=self.disable, mininterval=CONSOLE_INTERVAL_S):
             self.index = index
             throw_exception_if_processing_interrupted()
             yield self.levels[index], self.levels[index + 1]
@@ -102,9 +119,17 @@ class Trajectory:
         """Tell the callback about the current step."""
         if self.callback is not None:
             sigma = self.sigmas[self.index]
-            hat = sigma if sigma_hat is None else sigma.new_tensor(sigma_hat)
+            is_level = sigma_hat is None or sigma_hat == self.levels[self.index]
+            hat = sigma if is_level else sigma.new_tensor(sigma_hat)
             self.callback(
-                {"x": x, "i": self.index, "sigma": sigma, "sigma_hat": hat, "denoised": denoised}
+                {
+                    "x": x,
+                    "i": self.index,
+                    "sigma": sigma,
+                    "sigma_hat": hat,
+                    "denoised": denoised,
+                    "total": self.steps,
+                }
             )
 
     def slope(self, x: Tensor, sigma: float, report: bool = True) -> Tensor:

@@ -105,13 +105,14 @@ def _single_precision_levels(sigmas: Tensor) -> list[float]:
     return torch.exp(log_deviation - log_alpha).tolist()
 
 
-def _sample(run: Trajectory, x: Tensor, variant: str) -> Tensor:
+def _sample(run: Trajectory, x: Tensor, sigmas: Tensor, variant: str) -> Tensor:
     if run.steps < 1:
         return x
+    ends = run.sigmas.clone()
     if run.levels[-1] == 0:
         # In place: whoever unmixes the result has to know the level that was really reached.
-        run.sigmas[-1] = NEARLY_CLEAN
-    levels = _single_precision_levels(run.sigmas)
+        sigmas[-1] = ends[-1] = NEARLY_CLEAN
+    levels = _single_precision_levels(ends)
     order = max(1, min(MAX_ORDER, run.steps - 1))
     state = _Multistep(variant)
     for sigma, _ in run:
@@ -145,7 +146,8 @@ def sample_unipc(
     """
     if variant not in ("bh1", "bh2"):
         raise ValueError(f"unknown variant {variant!r}; known: bh1, bh2")
-    return _sample(Trajectory(model, sigmas, extra_args, callback, disable), x, variant)
+    run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
+    return _sample(run, x, sigmas, variant)
 
 
 @torch.no_grad()

@@ -116,7 +116,7 @@ def test_one_by_one_equals_batched(
     sigma = torch.full((2,), case["sigma"])
     results, calls = [], []
     for free_bytes in (1 << 40, 0):
-        monkeypatch.setattr(memory, "get_free_memory", lambda device, free=free_bytes: free)
+        monkeypatch.setattr(memory, "recent_free_memory", lambda device, free=free_bytes: free)
         model = AttentionModel()
         lists = processed(model, case, recorded)
         both = [lists["positive"], lists["negative"]]
@@ -137,7 +137,7 @@ def test_batches_are_as_large_as_memory_allows(
     case = cases["case/len231_vs_154_and_77/sigma5.0"]
     sizes = {}
     for free in (10.0, 7.0, 4.0):
-        monkeypatch.setattr(memory, "get_free_memory", lambda device, free=free: free)
+        monkeypatch.setattr(memory, "recent_free_memory", lambda device, free=free: free)
         model = Hungry()
         lists = processed(model, case, recorded)
         both = [lists["positive"], lists["negative"]]

@@ -43,10 +43,11 @@ def test_noise_of_another_size_is_refused() -> None:
         sample([1.0, 0.0], noise=torch.zeros(1, 4, 8, 9))
 
 
+@pytest.mark.parametrize("name", solvers.MENU_NAMES)
 @pytest.mark.parametrize("sigmas", [[1.0, float("nan")], [float("inf"), 0.0], [1.0, -0.5]])
-def test_levels_that_are_no_levels_are_refused(sigmas: list[float]) -> None:
+def test_levels_that_are_no_levels_are_refused(sigmas: list[float], name: str) -> None:
     with pytest.raises(ValueError, match="levels are finite and not negative"):
-        sample(sigmas)
+        sample(sigmas, name=name)
 
 
 def test_levels_that_go_down_and_up_are_refused_with_both_numbers() -> None:
@@ -59,6 +60,16 @@ def test_flipped_levels_run_with_a_sampler_without_noise() -> None:
     assert torch.isfinite(made).all()
     with pytest.raises(ValueError, match="adds noise only goes down"):
         sample([0.01, 1.0, 5.0], name="euler_ancestral")
+
+
+def test_levels_that_rise_from_zero_are_refused() -> None:
+    with pytest.raises(ValueError, match="sigma 0 is 0 and sigma 1 is 5"):
+        sample([0.0, 5.0], torch.ones(1, 4, 8, 8))
+
+
+@pytest.mark.parametrize("name", solvers.MENU_NAMES)
+def test_a_clean_level_may_repeat(name: str) -> None:
+    assert torch.isfinite(sample([5.0, 1.0, 0.0, 0.0, 0.0], name=name)).all()
 
 
 def test_no_levels_leave_the_latent_alone() -> None:

@@ -73,6 +73,28 @@ def test_brownian_noise_is_bit_equal_and_consistent(sources: dict[str, Tensor]) 
     made = torch.stack([sampler(a, b) for a, b in pairwise(levels)])
     assert torch.equal(made, sources["brownian/noise_per_step"])
     assert torch.equal(sampler(levels[0], levels[1]), sources["brownian/repeat_step0_after"])
+    here = noise.BrownianTreeNoiseSampler(x, 0.0291675, 14.614642, seed=42, cpu=False)
+    made = torch.stack([here(a, b) for a, b in pairwise(levels)])
+    assert torch.equal(made, sources["brownian/noise_per_step_cpuFalse"])
+
+
+def test_brownian_noise_of_half_an_interval_and_of_a_batch(sources: dict[str, Tensor]) -> None:
+    sigmas = sources["brownian/sigmas"]
+    x = torch.zeros(1, 4, 8, 8)
+    sampler = noise.BrownianTreeNoiseSampler(x, 0.0291675, 14.614642, seed=42, cpu=True)
+    half = sampler(sigmas[0], (sigmas[0] * sigmas[1]).sqrt())
+    assert torch.equal(half, sources["brownian/half_interval_0"])
+    both = noise.BrownianTreeNoiseSampler(
+        x.repeat(2, 1, 1, 1), 0.0291675, 14.614642, seed=42, cpu=True
+    )
+    assert torch.equal(both(sigmas[0], sigmas[1]), sources["brownian/batch2_step0"])
+
+
+def test_the_first_draws_are_those_of_plain_generators(sources: dict[str, Tensor]) -> None:
+    x = torch.zeros(1, 4, 8, 8)
+    assert torch.equal(noise.prepare_noise(x, 42), sources["randn_manual_seed42_first"])
+    step = noise.default_noise_sampler(x, seed=42)(1.0, 0.5)
+    assert torch.equal(step, sources["default_noise_equals_generator_seed43"])
 
 
 def test_brownian_noise_can_have_a_seed_for_each_item() -> None:

@@ -58,12 +58,18 @@ def test_masked_runs_repeat_the_recorded_ones(
         model = closed_form(rest[0])
         if group == "diffdiff":
             model.set_model_denoise_mask_function(threshold_by_time(case["strength"]))
+        seen: list[Tensor] = []
         made = run.sample(
             model, noise.prepare_noise(latent, 42), case["steps"], 3.0, case["sampler"], rest[1],
             conditioning(POSITIVE), conditioning(NEGATIVE), latent, denoise=case["denoise"],
             noise_mask=recorded[inputs[case["mask"]]], disable_pbar=True, seed=42,
+            callback=lambda i, x0, x, total, seen=seen: seen.append(x0[0].clone()),
         )  # fmt: skip
         torch.testing.assert_close(made, recorded[f"{key}/final"], msg=key, **EXACT)
+        assert len(seen) == case["callbacks"], key
+        if f"{key}/x0" in recorded:
+            estimates = recorded[f"{key}/x0"]
+            torch.testing.assert_close(torch.stack(seen), estimates, msg=key, rtol=0, atol=2e-3)
         compared += 1
     assert compared > 80
 
@@ -102,11 +108,15 @@ def test_the_latent_scale_is_applied_but_not_to_an_empty_latent(
     space.latent_channels = 4  # the recorded runs scale a small latent
     latent = recorded["input/latent_image_seed7"]
     latent = torch.zeros_like(latent) if "zeros" in start else latent
+    seen: list[Tensor] = []
     made = run.sample(
         closed_form(kind, latent_format=space), noise.prepare_noise(latent, 42), 6, 3.0, "euler",
         scheduler, conditioning(POSITIVE), conditioning(NEGATIVE), latent,
         denoise=float(start.split("/d")[1]), disable_pbar=True, seed=42,
+        callback=lambda i, x0, x, total: seen.append(x0[0].clone()),
     )  # fmt: skip
+    estimates = recorded[f"latent_scale/{name}/euler/{start}/x0"]
+    torch.testing.assert_close(torch.stack(seen), estimates, rtol=2e-3, atol=2e-3)
     expected = recorded[f"latent_scale/{name}/euler/{start}/final"]
     torch.testing.assert_close(made, expected, rtol=2e-4, atol=2e-4)
 

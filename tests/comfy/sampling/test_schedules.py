@@ -61,6 +61,8 @@ def test_tables_and_timesteps_are_the_recorded_ones(
         table, middle = sampling.sigmas, len(sampling.sigmas) // 2
         sample = torch.cat([table[:8], table[middle : middle + 4], table[-8:]])
         torch.testing.assert_close(sample, recorded[f"table/{kind}/sigmas_head_tail"], **NEAR)
+        if f"table/{kind}/sigmas" in recorded:
+            torch.testing.assert_close(table, recorded[f"table/{kind}/sigmas"], **NEAR)
         probe = recorded[f"table/{kind}/timestep_probe_sigma"]
         expected = recorded[f"table/{kind}/timestep_of_sigma"]
         torch.testing.assert_close(sampling.timestep(probe).to(expected.dtype), expected, **NEAR)
@@ -84,7 +86,16 @@ def test_families_have_their_recorded_levels(
         config = SimpleNamespace(sampling_settings=facts["settings"])
         sampling = noise_levels.build_model_sampling(facts["model_type"], config)
         assert len(sampling.sigmas) == facts["n"]
-        torch.testing.assert_close(sampling.sigmas[:8], expected[f"{family}/sigmas_head8"], **NEAR)
+        table = sampling.sigmas
+        spread = table[:: len(table) // 8]
+        for name, part in (
+            ("head8", table[:8]),
+            ("tail8", table[-8:]),
+            ("every_len_div_8", spread),
+        ):
+            torch.testing.assert_close(
+                part, expected[f"{family}/sigmas_{name}"], msg=family, **NEAR
+            )
         for scheduler in schedules.SCHEDULER_NAMES:
             made = schedules.calculate_sigmas(sampling, scheduler, 8)
             key = f"{family}/{scheduler}/s8"
@@ -95,7 +106,7 @@ def test_families_have_their_recorded_levels(
 
 
 @pytest.mark.parametrize("scheduler", schedules.SCHEDULER_NAMES)
-@pytest.mark.parametrize("steps", [1, 2, 3, 7, 20, 50, 1000])
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 20, 33, 50, 999, 1000, 3000])
 @pytest.mark.parametrize("kind", ["eps_sd15", "vpred_zsnr", "sd3_shift3", "edm_playground"])
 def test_no_schedule_has_nan_or_ascends(
     samplings: dict[str, Any], kind: str, scheduler: str, steps: int

@@ -105,11 +105,17 @@ def test_options_repeat_their_recorded_runs(
         made = run.sample_custom(
             model, noise.prepare_noise(latent, 42), 3.0, build(case, model),
             recorded[f"sigmas/{case['kind']}"], conditioning(POSITIVE), conditioning(NEGATIVE),
-            latent, callback=lambda i, *rest, steps=steps: steps.append(i), disable_pbar=True,
+            latent, disable_pbar=True,
+            callback=lambda i, x0, x, total, steps=steps: steps.append(x0[0].clone()),
             seed=42,
         )  # fmt: skip
         within = 2e-2 if "Adaptative" in key else 2e-4
         torch.testing.assert_close(made, recorded[f"{key}/final"], rtol=0, atol=within, msg=key)
         assert len(steps) == case["callbacks"], key
+        if f"{key}/x0" in recorded:
+            estimates = recorded[f"{key}/x0"]
+            torch.testing.assert_close(
+                torch.stack(steps), estimates, rtol=0, atol=10 * within, msg=key
+            )
         compared += 1
     assert compared > 100

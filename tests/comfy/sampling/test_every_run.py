@@ -1,0 +1,133 @@
+"""Every sampler on every kind of model, with the options of the sampler nodes in turn: no
+exception, nothing infinite, the shape of the latent, and a progress that counts every step."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from comfy.latent_formats import LatentFormat
+from comfy.nested_tensor import NestedTensor
+from comfy.sampling import noise, run, schedules, solvers
+from comfy.sampling.parameterisation import CONST
+from tests.comfy.sampling.support import TestModel, conditioning, patcher, two_gaussians
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "eps": ("EPS", {}),
+    "v": ("V_PREDICTION", {}),
+    "zsnr": ("V_PREDICTION", {"zsnr": True}),
+    "edm": ("EDM", {"sigma_data": 0.5}),
+    "v_edm": ("V_PREDICTION_EDM", {"sigma_max": 700.0}),
+    "v_continuous": ("V_PREDICTION_CONTINUOUS", {"sigma_min": 0.03, "sigma_max": 500.0}),
+    "cascade": ("STABLE_CASCADE", {"shift": 2.0}),
+    "flow": ("FLOW", {"shift": 3.0}),
+    "flux": ("FLUX", {"shift": 1.15}),
+    "cosmos": ("FLOW_COSMOS", {}),
+    "img_to_img": ("IMG_TO_IMG", {}),
+    "img_to_img_flow": ("IMG_TO_IMG_FLOW", {}),
+}
+# Number types of latents: one picture taller than wide in a batch, a video, two kinds together.
+SHAPES: list[Any] = [(3, 4, 5, 7), (1, 4, 3, 4, 6), [(1, 4, 2, 3, 3), (1, 4, 5)]]
+CUTS: list[dict[str, Any]] = [
+    {},
+    {"start_step": 1},
+    {"last_step": 1},
+    {"last_step": 2, "force_full_denoise": True},
+    {"add_noise": False},
+]
+# Their steps follow the error or the number of evaluations, not the levels.
+OWN_STEPS = ("dpm_adaptive", "dpm_fast")
+
+
+class AnyShapeModel(TestModel):
+    """Two Gaussians around one number, whatever the shape of the latent."""
+
+    def apply_model(
+        self, x: Tensor, t: Tensor, c_crossattn: Tensor, transformer_options: Any = None, **kw: Any
+    ) -> Tensor:
+        axes = [1] * (x.ndim - 1)
+        centre = c_crossattn[:, 0, 0].reshape(-1, *axes)
+        flow = isinstance(self.model_sampling, CONST)
+        return two_gaussians(x, t.reshape(-1, *axes), centre, flow)
+
+
+def latent_of(shape: Any) -> Any:
+    if isinstance(shape, list):
+        return NestedTensor([torch.full(part, 0.3) for part in shape])
+    return torch.full(shape, 0.3)
+
+
+def members(latent: Any) -> list[Tensor]:
+    return latent.unbind() if isinstance(latent, NestedTensor) else [latent]
+
+
+def check(
+    kind: str, sampler: str, scheduler: str, steps: int, denoise: float, cut: Any, shape: Any
+):
+    settings = KINDS[kind]
+    space = LatentFormat()
+    space.latent_channels = 4
+    latent = latent_of(shape)
+    options = dict(cut)
+    start = noise.prepare_noise(latent, 2**64 - 1)
+    if not options.pop("add_noise", True):
+        start = noise.empty_noise(latent)
+    seen: list[tuple[int, int]] = []
+    made = run.sample(
+        patcher(AnyShapeModel(*settings, space)), start, steps, 3.0, sampler, scheduler,
+        conditioning([0.5] * 4), conditioning([-0.1] * 4), latent, denoise=denoise,
+        callback=lambda i, x0, x, total: seen.append((i, total)), disable_pbar=True,
+        seed=2**64 - 1, **options,
+    )  # fmt: skip
+    for result, given in zip(members(made), members(latent)):
+        assert result.shape == given.shape
+        assert torch.isfinite(result).all()
+    if seen and sampler not in OWN_STEPS:
+        assert seen == [(i, len(seen)) for i in range(len(seen))]
+
+
+@pytest.mark.parametrize("sampler", solvers.MENU_NAMES)
+def test_a_sampler_runs_on_every_kind_of_model(sampler: str) -> None:
+    number = solvers.MENU_NAMES.index(sampler)
+    ways = list(itertools.product((1, 2, 3, 20), (1.0, 0.5, 0.01)))
+    for place, kind in enumerate(KINDS):
+        # Counts without common factors: over all samplers and kinds everything meets everything.
+        turn = number * len(KINDS) + place
+        steps, denoise = ways[(turn + number) % len(ways)]
+        scheduler = schedules.SCHEDULER_NAMES[turn % len(schedules.SCHEDULER_NAMES)]
+        cut, shape = CUTS[turn % len(CUTS)], SHAPES[(turn + number) % len(SHAPES)]
+        check(kind, sampler, scheduler, steps, denoise, cut, shape)
+
+
+@pytest.mark.parametrize("sampler", solvers.MENU_NAMES)
+@pytest.mark.parametrize("kind", ["eps", "flow"])
+def test_levels_that_repeat_do_no_harm(sampler: str, kind: str) -> None:
+    # 2,000 steps through a table of 1,000 levels meet each of them twice.
+    check(kind, sampler, "simple", 20, 0.01, {}, (1, 4, 5, 7))
+
+
+def test_dpm_fast_counts_the_steps_it_takes() -> None:
+    space = LatentFormat()
+    latent = torch.zeros(1, 4, 8, 8)
+    seen: list[tuple[int, int]] = []
+    run.sample(
+        patcher(AnyShapeModel("EPS", {}, space)), noise.prepare_noise(latent, 1), 8, 3.0,
+        "dpm_fast", "karras", conditioning([0.5] * 4), conditioning([0.0] * 4), latent,
+        callback=lambda i, x0, x, total: seen.append((i, total)), disable_pbar=True, seed=1,
+    )  # fmt: skip
+    assert seen == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_members_of_a_nested_latent_reach_the_callback() -> None:
+    latent = latent_of(SHAPES[2])
+    seen: list[Any] = []
+    run.sample(
+        patcher(AnyShapeModel("FLOW", {}, LatentFormat())), noise.prepare_noise(latent, 1), 3, 1.0,
+        "euler", "simple", conditioning([0.5] * 4), conditioning([0.0] * 4), latent,
+        callback=lambda i, x0, x, total: seen.append(x0), disable_pbar=True, seed=1,
+    )  # fmt: skip
+    assert [tuple(part.shape) for part in seen[-1].unbind()] == SHAPES[2]
