@@ -1,11 +1,16 @@
-"""What sampling costs beside the network: time per step of everything but the model's forward.
+"""What a sampling step costs: beside the network, and with it.
 
     python benchmarks/sampling.py [--steps 50] [--runs 5] [--size 64]
+    python benchmarks/sampling.py --beside-diffusers [--pixels 512] [--network-steps 3]
 
-A base model whose forward only returns a tensor is sampled through the same path as the KSampler
-node takes: guidance, batching, masks, solver, step noise, callback. The goal is under 1 ms a step
-for a latent of Stable Diffusion 1.x at batch 1 (64 x 64 cells, cfg on). Processor time of this
-thread is shown beside wall time: on a busy machine only it is comparable.
+The first measures everything but the network: a base model whose forward only returns a tensor is
+sampled through the same path as the KSampler node takes: guidance, batching, masks, solver, step
+noise, callback. The goal is under 1 ms a step for a latent of Stable Diffusion 1.x at batch 1
+(64 x 64 cells, cfg on). Processor time of this thread is shown beside wall time: on a busy machine
+only it is comparable.
+
+The second takes whole steps of the full-size network beside diffusers' (see beside_diffusers.py):
+8 GB of memory, 2 minutes on two cores.
 """
 
 # ruff: noqa: ARG002, ARG005
@@ -118,14 +123,35 @@ def cases(args: argparse.Namespace) -> dict[str, Callable[[], tuple[float, float
     }
 
 
+def compare_with_diffusers(args: argparse.Namespace) -> None:
+    from benchmarks import beside_diffusers
+
+    print(f"SD1, {args.pixels} x {args.pixels} pixels, cfg, float32, {args.threads} threads")
+    try:
+        report = beside_diffusers.compare(args.pixels, args.network_steps, args.layouts)
+    except beside_diffusers.DiffusersMissing as missing:
+        sys.exit(f"diffusers is not installed ({missing}): python -m pip install diffusers")
+    report()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--size", type=int, default=64, help="cells of the square latent")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--beside-diffusers", action="store_true", help="whole steps instead")
+    parser.add_argument("--pixels", type=int, default=512, help="side of the picture there")
+    parser.add_argument("--network-steps", type=int, default=3, help="steps there, after a first")
+    parser.add_argument(
+        "--layouts", nargs="+", choices=["contiguous", "channels_last"],
+        default=["contiguous", "channels_last"], help="how diffusers' weights lie there",
+    )  # fmt: skip
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if args.beside_diffusers:
+        compare_with_diffusers(args)
+        return
     print(f"latent [1, 4, {args.size}, {args.size}], {args.steps} steps, {args.threads} threads")
     for name, case in cases(args).items():
         wall, busy, calls = case()

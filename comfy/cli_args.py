@@ -38,6 +38,7 @@ class PerformanceFeature(enum.Enum):
     Fp8MatrixMultiplication = "fp8_matrix_mult"
     CublasOps = "cublas_ops"
     AutoTune = "autotune"
+    CpuBf16 = "cpu_bf16"
 
 
 class _FillAll(argparse.Action):
@@ -317,6 +318,7 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
         ("--supports-fp8-compute", "Assume that the device can compute in fp8."),
         ("--deterministic", "Prefer deterministic kernels."),
         ("--disable-xformers", "Ignore xformers."),
+        ("--disable-cpu-tuning", "CPU networks in torch's usual layouts and kernels only."),
     )
 
 

@@ -69,7 +69,7 @@ def precision_policy(args: argparse.Namespace) -> PrecisionPolicy:
 
     attention = {
         "split": args.use_split_cross_attention,
-        "quad": args.use_quad_cross_attention,
+        "sub_quad": args.use_quad_cross_attention,
         "pytorch": args.use_pytorch_cross_attention,
         "sage": args.use_sage_attention,
         "flash": args.use_flash_attention,
@@ -81,6 +81,8 @@ def precision_policy(args: argparse.Namespace) -> PrecisionPolicy:
         vae_dtype=asked("vae"),
         text_encoder_dtype=asked("text_enc"),
         cpu_vae=args.cpu_vae,
+        cpu_bf16=any(feature.value == "cpu_bf16" for feature in args.fast),
+        tune_cpu=not args.disable_cpu_tuning,
         force_channels_last=args.force_channels_last,
         supports_fp8_compute=args.supports_fp8_compute,
         force_upcast_attention=args.force_upcast_attention,

@@ -8,10 +8,14 @@ so a new back end works before anyone has written its row.
 from __future__ import annotations
 
 import functools
+import platform
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from comfy.devices import processor
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,6 @@ class Accelerator:
         streams: Copies and kernels may overlap on separate streams.
         pinned: Page-locked host memory speeds its copies up.
         unified_memory: Shares its memory with the CPU.
-        autocast: Type name for torch.autocast, when it differs.
     """
 
     type: str
@@ -40,7 +43,6 @@ class Accelerator:
     streams: bool = True
     pinned: bool = True
     unified_memory: bool = False
-    autocast: str | None = None
 
 
 ACCELERATORS: dict[str, Accelerator] = {
@@ -49,8 +51,8 @@ ACCELERATORS: dict[str, Accelerator] = {
         Accelerator("cuda"),
         Accelerator("xpu", bf16=True, streams=True, pinned=False),
         Accelerator(
-            "mps", bf16=True, fp64=False, fp8_storage=False, non_blocking=False, streams=False,
-            pinned=False, unified_memory=True, autocast="cpu",
+            "mps", fp64=False, fp8_storage=False, non_blocking=False, streams=False,
+            pinned=False, unified_memory=True,
         ),
         Accelerator("npu", bf16=True, fp8_storage=False, pinned=False),
         Accelerator("mlu", bf16=True, fp8_storage=False, pinned=False),
@@ -71,6 +73,14 @@ SLOW_FP16_CARDS = (
 )  # fmt: skip
 """Turing cards without tensor cores whose float16 path gives NaN or no speed."""
 
+AMD_WITHOUT_BF16 = (
+    "gfx803", "gfx900", "gfx906", "gfx1010", "gfx1011", "gfx1012", "gfx1030", "gfx1031",
+)  # fmt: skip
+"""AMD architectures (RDNA2 and older) that only emulate bfloat16."""
+
+MACOS_WITH_BF16 = (14,)
+"""First version of macOS whose GPU back end computes in bfloat16."""
+
 
 def accelerator_row(device: torch.device) -> Accelerator:
     """The table row of a device's type, or a generic one for a type without a row."""
@@ -78,8 +88,14 @@ def accelerator_row(device: torch.device) -> Accelerator:
 
 
 def device_module(device: torch.device) -> Any:
-    """The torch module of a device type (memory_stats, Stream, synchronize...)."""
-    return torch.get_device_module(device)
+    """The torch module of a device type (memory_stats, Stream, synchronize...).
+
+    A type whose back end brings no module gets an empty one, so that callers ask with `getattr`.
+    """
+    try:
+        return torch.get_device_module(device)
+    except RuntimeError:
+        return SimpleNamespace()
 
 
 def find_accelerator() -> torch.device | None:
@@ -92,11 +108,19 @@ def find_accelerator() -> torch.device | None:
     return with_index(device)
 
 
-def with_index(device: torch.device) -> torch.device:
-    """The same device with an explicit index when its type has several."""
-    if device.type in ("cpu", "mps", "meta") or device.index is not None:
+def with_index(device: torch.device | str | int) -> torch.device:
+    """A device as tensors on it report it: with an index where its type has several.
+
+    Custom nodes write `torch.device("cuda")`; a tensor there is on `cuda:0`, which is not equal.
+    """
+    device = torch.device(device)
+    if device.type in ("cpu", "meta") or device.index is not None:
         return device
-    return torch.device(device.type, torch.accelerator.current_device_index())
+    if not torch.accelerator.is_available():
+        return torch.device(device.type, 0)
+    current = torch.accelerator.current_accelerator()
+    here = current is not None and current.type == device.type
+    return torch.device(device.type, torch.accelerator.current_device_index() if here else 0)
 
 
 def accelerator_devices() -> list[torch.device]:
@@ -104,8 +128,6 @@ def accelerator_devices() -> list[torch.device]:
     first = find_accelerator()
     if first is None:
         return []
-    if first.index is None:
-        return [first]
     return [torch.device(first.type, i) for i in range(torch.accelerator.device_count())]
 
 
@@ -147,15 +169,50 @@ def has_bf16(device: torch.device) -> bool:
     row = accelerator_row(device)
     if row.bf16 is not None:
         return row.bf16
+    if device.type == "mps":
+        return macos_version() >= MACOS_WITH_BF16
     capability = compute_capability(device)
     if capability is not None:
         return capability >= (8, 0)
+    if amd_architecture(device) in AMD_WITHOUT_BF16:
+        return False
     ask = getattr(device_module(device), "is_bf16_supported", None)
     return bool(ask()) if ask is not None else False
+
+
+@functools.cache
+def amd_architecture(device: torch.device) -> str | None:
+    """Architecture of an AMD card such as "gfx1100"; None for other devices."""
+    if getattr(torch.version, "hip", None) is None or device.type != "cuda":
+        return None
+    properties = device_module(device).get_device_properties(device)
+    return str(getattr(properties, "gcnArchName", "")).partition(":")[0] or None
+
+
+def macos_version() -> tuple[int, ...]:
+    """Version of macOS; (0,) on other systems."""
+    numbers = platform.mac_ver()[0].split(".")
+    return tuple(int(number) for number in numbers if number.isdigit()) or (0,)
 
 
 @functools.cache
 def has_fp8_compute(device: torch.device) -> bool:
     """Whether the device multiplies float8 matrices (Ada, Hopper and newer)."""
     capability = compute_capability(device)
-    return device.type == "cuda" and capability is not None and capability >= (8, 9)
+    return capability is not None and capability >= (8, 9)
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Whether the processor's bfloat16 products are faster than its float32 ones."""
+    return processor.multiplies_bf16()
+
+
+def torch_version() -> str:
+    """Version of torch, build included."""
+    return str(torch.__version__)
+
+
+def torch_version_numeric() -> tuple[int, int]:
+    """(major, minor) of torch."""
+    major, minor = torch_version().split(".")[:2]
+    return int(major), int(minor)

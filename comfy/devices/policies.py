@@ -76,13 +76,18 @@ class PrecisionPolicy:
     vae_dtype: torch.dtype | None = None
     text_encoder_dtype: torch.dtype | None = None
     cpu_vae: bool = False
+    cpu_bf16: bool = False
+    """Compute diffusion models in bfloat16 on a CPU that multiplies it natively."""
     force_channels_last: bool = False
     supports_fp8_compute: bool = False
     force_upcast_attention: bool = False
     dont_upcast_attention: bool = False
     deterministic: bool = False
+    tune_cpu: bool = True
+    """On the CPU: channels innermost, products instead of convolutions or fused attention where
+    they are faster."""
     attention: str | None = None
-    """Forced attention back end: split, quad, pytorch, sage, flash; None decides."""
+    """Forced attention back end: split, sub_quad, pytorch, sage, flash; None decides."""
     disable_xformers: bool = False
     fast: frozenset[str] = field(default_factory=frozenset)
     """Opt-in speed options: fp16_accumulation, fp8_matrix_mult, cublas_ops, autotune."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from comfy.devices import accelerators, memory
-from comfy.devices.runtime import get_runtime
+from comfy.devices.runtime import get_runtime, primary_device
 
 FLOAT8_TYPES: tuple[torch.dtype, ...] = tuple(
     getattr(torch, name)
@@ -17,6 +17,9 @@ FLOAT8_TYPES: tuple[torch.dtype, ...] = tuple(
 """Storage types of eight bits that this torch knows."""
 
 SUPPORTED = (torch.float16, torch.bfloat16, torch.float32)
+
+UNKNOWN_PARAMS = 10**21
+"""Weights assumed of a model whose size nobody knows: more than fit anywhere."""
 
 
 def should_use_fp16(
@@ -33,19 +36,17 @@ def should_use_fp16(
         prioritize_performance: False also says yes where float16 saves memory but no time.
         manual_cast: The weights will be cast at use, so storage in float16 is enough.
     """
-    runtime = get_runtime()
-    device = device or runtime.device
+    policy = get_runtime().precision
+    device = _device(device)
     if device.type == "cpu":
         return False
-    if runtime.precision.force_fp16:
+    if policy.force_fp16:
         return True
-    if runtime.precision.force_fp32 or not accelerators.accelerator_row(device).fp16:
+    if policy.force_fp32 or not accelerators.accelerator_row(device).fp16:
         return False
     if accelerators.has_fast_fp16(device):
         return True
-    if not prioritize_performance or manual_cast:
-        return model_params * 4 > memory.get_free_memory(device) * 0.9
-    return False
+    return manual_cast and _saves_memory(device, model_params, prioritize_performance)
 
 
 def should_use_bf16(
@@ -55,15 +56,26 @@ def should_use_bf16(
     manual_cast: bool = False,
 ) -> bool:
     """Whether a model should compute in bfloat16; arguments as in `should_use_fp16`."""
-    runtime = get_runtime()
-    device = device or runtime.device
-    if device.type == "cpu" or runtime.precision.force_fp32:
+    policy = get_runtime().precision
+    device = _device(device)
+    if policy.force_fp32:
         return False
+    if device.type == "cpu":
+        return policy.cpu_bf16 and accelerators.cpu_multiplies_bf16()
     if accelerators.has_bf16(device):
         return True
-    if accelerators.compute_capability(device) is not None and manual_cast:
-        return not prioritize_performance and model_params * 4 > memory.get_free_memory(device)
-    return False
+    emulated = accelerators.compute_capability(device) is not None
+    return emulated and manual_cast and _saves_memory(device, model_params, prioritize_performance)
+
+
+def _device(device: torch.device | None) -> torch.device:
+    return primary_device() if device is None else accelerators.with_index(device)
+
+
+def _saves_memory(device: torch.device, model_params: int, prioritize_performance: bool) -> bool:
+    """Whether half the bytes are worth having on a device that computes no faster in them."""
+    room = memory.maximum_vram_for_weights(device)
+    return not prioritize_performance or model_params * 4 > room
 
 
 def supports_dtype(device: torch.device, dtype: torch.dtype) -> bool:
@@ -90,12 +102,21 @@ def supports_cast(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype in SUPPORTED
 
 
+def get_supported_float8_types() -> list[torch.dtype]:
+    """Storage types of eight bits that this torch knows."""
+    return list(FLOAT8_TYPES)
+
+
+def lora_compute_dtype(device: torch.device) -> torch.dtype:
+    """The type in which a device multiplies the factors of a LoRA fastest."""
+    return torch.float16 if should_use_fp16(device) else torch.float32
+
+
 def supports_fp8_compute(device: torch.device | None = None) -> bool:
     """Whether matrix products in float8 may be used."""
-    runtime = get_runtime()
-    if runtime.precision.supports_fp8_compute:
+    if get_runtime().precision.supports_fp8_compute:
         return True
-    return accelerators.has_fp8_compute(device or runtime.device)
+    return accelerators.has_fp8_compute(_device(device))
 
 
 def unet_dtype(
@@ -106,35 +127,41 @@ def unet_dtype(
 ) -> torch.dtype:
     """The type a diffusion model's weights are stored in.
 
+    A float8 file stays as it is where products in float8 are possible or the wider weights would
+    not fit; else its values, which are exact in the wider type, are widened once. A float16 file
+    stays float16 where the device computes in it and the family tolerates it.
+
     Args:
         device: Device it will run on; None is the primary one.
-        model_params: Number of weights.
+        model_params: Number of weights; negative means unknown and many.
         supported_dtypes: Types the family computes well in, best first.
         weight_dtype: Type found in the file.
     """
-    runtime = get_runtime()
-    device = device or runtime.device
-    if runtime.precision.unet_dtype is not None:
-        return runtime.precision.unet_dtype
+    policy = get_runtime().precision
+    device = _device(device)
+    params = UNKNOWN_PARAMS if model_params < 0 else model_params
+    if policy.unet_dtype is not None:
+        return policy.unet_dtype
     if weight_dtype in FLOAT8_TYPES and supports_cast(device, weight_dtype):
-        return weight_dtype
-    chosen = _first_usable(device, model_params, supported_dtypes, manual_cast=False)
+        wide_bytes = params * torch.float16.itemsize
+        if supports_fp8_compute(device) or wide_bytes > memory.maximum_vram_for_weights(device):
+            return weight_dtype
+    kept = weight_dtype == torch.float16 or "fp16_accumulation" in policy.fast
+    if kept and torch.float16 in supported_dtypes and should_use_fp16(device, params):
+        return torch.float16
+    chosen = _first_usable(device, params, supported_dtypes, manual_cast=False)
     if chosen is None and device.type != "cpu":
-        chosen = _first_usable(device, model_params, supported_dtypes, manual_cast=True)
+        chosen = _first_usable(device, params, supported_dtypes, manual_cast=True)
     return chosen or torch.float32
 
 
 def _first_usable(
     device: torch.device, model_params: int, candidates: Sequence[torch.dtype], manual_cast: bool
 ) -> torch.dtype | None:
+    questions = {torch.float16: should_use_fp16, torch.bfloat16: should_use_bf16}
     for dtype in candidates:
-        if dtype == torch.float16 and should_use_fp16(
-            device, model_params, not manual_cast, manual_cast
-        ):
-            return dtype
-        if dtype == torch.bfloat16 and should_use_bf16(
-            device, model_params, not manual_cast, manual_cast
-        ):
+        ask = questions.get(dtype)
+        if ask is not None and ask(device, model_params, manual_cast=manual_cast):
             return dtype
     return None
 
@@ -153,6 +180,12 @@ def unet_manual_cast(
         return None
     if weight_dtype == torch.bfloat16 and should_use_bf16(inference_device):
         return None
+    if (
+        "fp16_accumulation" in get_runtime().precision.fast
+        and torch.float16 in supported_dtypes
+        and should_use_fp16(inference_device)
+    ):
+        return torch.float16
     return _first_usable(inference_device, 0, supported_dtypes, manual_cast=False) or torch.float32
 
 
@@ -163,12 +196,19 @@ def vae_dtype(
     chosen = get_runtime().precision.vae_dtype
     if chosen is not None:
         return chosen
+    where = _device(device)
     for dtype in allowed_dtypes:
-        if dtype == torch.float16 and should_use_fp16(device):
+        if dtype == torch.float16 and should_use_fp16(where):
             return dtype
-        if dtype == torch.bfloat16 and should_use_bf16(device):
+        if dtype == torch.bfloat16 and _has_bf16_convolutions(where):
             return dtype
     return torch.float32
+
+
+def _has_bf16_convolutions(device: torch.device) -> bool:
+    """Whether large convolutions in bfloat16 pay: neither on AMD cards nor on the CPU."""
+    slow = device.type == "cpu" or accelerators.amd_architecture(device) is not None
+    return should_use_bf16(device) and not slow
 
 
 def text_encoder_dtype(device: torch.device | None = None) -> torch.dtype:  # noqa: ARG001
@@ -182,12 +222,22 @@ def pick_weight_dtype(
     """`dtype` where the device can hold it, else `fallback_dtype`."""
     if dtype is None or dtype.itemsize > fallback_dtype.itemsize:
         return fallback_dtype
-    return dtype if supports_cast(device or get_runtime().device, dtype) else fallback_dtype
+    return dtype if supports_cast(_device(device), dtype) else fallback_dtype
+
+
+def float32_forced() -> bool:
+    """Whether everything computes in float32."""
+    return get_runtime().precision.force_fp32
 
 
 def force_channels_last() -> bool:
     """Whether convolutions should use the channels-last layout."""
     return get_runtime().precision.force_channels_last
+
+
+def tunes_cpu() -> bool:
+    """Whether networks on the CPU may use layouts and products chosen for speed."""
+    return get_runtime().precision.tune_cpu
 
 
 def force_upcast_attention_dtype() -> dict[torch.dtype, torch.dtype] | None:

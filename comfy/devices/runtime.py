@@ -24,12 +24,14 @@ class Runtime:
     Attributes:
         device: Where diffusion models run.
         vram_state: Resolved from policy and device.
+        pinned_bytes: Host memory that is page-locked now.
     """
 
     device: torch.device
     memory: MemoryPolicy
     precision: PrecisionPolicy
     vram_state: VRAMState
+    pinned_bytes: int = 0
 
     @property
     def cpu_state(self) -> CPUState:
@@ -64,8 +66,19 @@ def _choose_device(memory: MemoryPolicy) -> torch.device:
     if memory.cpu:
         return torch.device("cpu")
     if memory.device is not None:
-        return with_index(torch.device(memory.device))
+        return with_index(memory.device)
     return find_accelerator() or torch.device("cpu")
+
+
+def primary_device() -> torch.device:
+    """The device diffusion models run on, as the public question answers it.
+
+    Custom nodes that spread models over several devices replace that question; whatever means
+    "the device" by default follows them by asking here.
+    """
+    from comfy.devices import placement  # asks this module
+
+    return with_index(placement.get_torch_device())
 
 
 _runtime: Runtime | None = None
@@ -83,3 +96,6 @@ def install_runtime(runtime: Runtime | None) -> None:
     """Make `runtime` the one public functions act on; None forgets it."""
     global _runtime
     _runtime = runtime
+    wanted = runtime is not None and runtime.precision.deterministic
+    if wanted != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(wanted, warn_only=True)

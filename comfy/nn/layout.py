@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from comfy.devices import precision
+
 
 def prefers_channels_last(x: Tensor) -> bool:
     """Whether features ``[B, C, H, W]`` should be laid out with channels innermost.
@@ -12,4 +14,4 @@ def prefers_channels_last(x: Tensor) -> bool:
     of the features. On accelerators the layout of the weights decides, which whoever loads them has
     chosen.
     """
-    return x.ndim == 4 and x.device.type == "cpu"
+    return x.ndim == 4 and x.device.type == "cpu" and precision.tunes_cpu()

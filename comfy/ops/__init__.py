@@ -10,6 +10,7 @@ from comfy.ops.cast import (
 )
 from comfy.ops.choice import pick_operations
 from comfy.ops.layers import disable_weight_init, manual_cast
+from comfy.ops.plain import is_plain_linear, linear_parts
 from comfy.public import write_through
 
 write_through(__name__)

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+from comfy.ops import convolution
 from comfy.ops.cast import CastLayer, cast_bias_weight, uncast_bias_weight
 
 
@@ -66,6 +67,11 @@ class disable_weight_init:
 
     class Conv2d(_Convolution, nn.Conv2d):
         """Convolution over [B, C, H, W]."""
+
+        def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            if convolution.is_faster_as_product(self, input, weight):
+                return convolution.as_product(self, input, weight, bias)
+            return super()._conv_forward(input, weight, bias)
 
     class Conv3d(_Convolution, nn.Conv3d):
         """Convolution over [B, C, T, H, W]."""

@@ -17,7 +17,8 @@ CONVOLUTIONS = (nn.Conv2d,)
 
 def wants_channels_last(device: torch.device | str) -> bool:
     """Whether convolutions on a device should have their channels innermost."""
-    return torch.device(device).type == "cpu" or precision.force_channels_last()
+    on_cpu = torch.device(device).type == "cpu"
+    return precision.force_channels_last() or (on_cpu and precision.tunes_cpu())
 
 
 def arrange_convolutions(module: nn.Module, device: torch.device | str) -> None:

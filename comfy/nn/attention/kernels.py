@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from comfy.devices import precision
+
 CACHE_BYTES = 4 << 20  # scores of one slice that still fit a core's cache; measured on AVX-512 CPUs
 SPLIT_BYTES = 1 << 28  # scores of one slice when memory, not cache, is the limit
 
@@ -30,7 +32,8 @@ def _prefers_products(q: Tensor, k: Tensor) -> bool:
     Measured on one AVX-512 core: 1.2-1.5 x faster for 64-128 keys, slower for more.
     """
     few_keys = 64 < k.shape[2] <= 128
-    return few_keys and q.device.type == "cpu" and q.dtype == torch.float32 and q.shape[2] >= 64
+    on_cpu = q.device.type == "cpu" and q.dtype == torch.float32
+    return few_keys and on_cpu and q.shape[2] >= 64 and precision.tunes_cpu()
 
 
 def basic(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from comfy import cli_args
 from comfy.nn import attention
 from comfy.nn.attention import kernels
+from utils import policies
 
 ROWS = [row for row in attention.BACKENDS if row.is_available()]
 
@@ -129,3 +131,10 @@ def test_registered_functions_are_found_by_name() -> None:
 def test_a_width_that_heads_do_not_divide_is_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match=r"64.*5"):
         attention.split_heads(torch.zeros(1, 2, 64), 5)
+
+
+@pytest.mark.parametrize("flag", ["split", "quad", "pytorch"])
+def test_a_back_end_asked_for_at_start_is_in_the_table(flag: str) -> None:
+    args = cli_args.build_parser().parse_args([f"--use-{flag}-cross-attention"])
+    asked = policies.precision_policy(args).attention
+    assert attention.choose(attention.AttentionPolicy(asked)).name == asked

@@ -1,0 +1,123 @@
+"""Convolutions of few positions as products: the same numbers, chosen only where they pay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from comfy import ops
+from comfy.devices.policies import MemoryPolicy, PrecisionPolicy
+from comfy.devices.runtime import build_runtime, install_runtime
+from comfy.ops import convolution
+
+WIDE = 520
+"""Channels of a kernel that is worth a product."""
+
+
+@pytest.fixture(autouse=True)
+def default_runtime() -> Iterator[None]:
+    install_runtime(build_runtime(MemoryPolicy(cpu=True)))
+    yield
+    install_runtime(None)
+
+
+def conv(channels: int, out: int, kernel: Any = 3, **options: Any) -> Any:
+    layer = ops.disable_weight_init.Conv2d(channels, out, kernel, **options)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in layer.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
+    return layer.to(memory_format=torch.channels_last).requires_grad_(False)
+
+
+def library(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    return nn.Conv2d._conv_forward(layer, x, layer.weight, layer.bias)
+
+
+@pytest.mark.parametrize("innermost", [True, False])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("size", [(1, 1), (4, 4), (5, 7)])
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        (3, {"padding": 1}),
+        (3, {"padding": 1, "stride": 2}),
+        (3, {"padding": 1, "bias": False}),
+        ((1, 3), {"padding": (0, 1)}),
+        ((5, 3), {"padding": (2, 3), "stride": (1, 2)}),
+        (1, {}),
+    ],
+)
+def test_a_product_gives_what_the_library_gives(
+    kernel: Any, options: dict[str, Any], size: tuple[int, int], batch: int, innermost: bool
+) -> None:
+    layer = conv(6, 10, kernel, **options)
+    x = torch.randn(batch, 6, *size)
+    x = x.contiguous(memory_format=torch.channels_last) if innermost else x
+    out = convolution.as_product(layer, x, layer.weight, layer.bias)
+    assert out.shape == library(layer, x).shape
+    torch.testing.assert_close(out, library(layer, x))
+
+
+def test_few_positions_of_many_channels_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    product = convolution.as_product
+    monkeypatch.setattr(convolution, "as_product", lambda *a: calls.append(a) or product(*a))
+    layer = conv(WIDE, WIDE, padding=1)
+    x = torch.randn(2, WIDE, 4, 4)
+    torch.testing.assert_close(layer(x), library(layer, x), atol=1e-4, rtol=1e-4)
+    assert len(calls) == 1
+    layer.comfy_cast_weights = True
+    layer.weight_function = [lambda weight: weight * 2]
+    torch.testing.assert_close(
+        layer(x), F.conv2d(x, layer.weight * 2, layer.bias, padding=1), atol=2e-4, rtol=1e-4
+    )
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "shape"),
+    [
+        ({}, (2, WIDE, 32, 32)),  # many positions
+        ({"dilation": 2}, (1, WIDE, 8, 8)),
+        ({"padding_mode": "circular"}, (1, WIDE, 8, 8)),
+        ({"padding": "same"}, (1, WIDE, 8, 8)),
+        ({}, (0, WIDE, 8, 8)),
+    ],
+)
+def test_other_convolutions_stay_with_the_library(
+    change: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    layer = conv(WIDE, WIDE, **{"padding": 1, **change})
+    x = torch.empty(shape)
+    assert not convolution.is_faster_as_product(layer, x, layer.weight)
+
+
+def test_weights_in_the_usual_layout_and_other_types_stay_with_the_library() -> None:
+    layer, x = conv(WIDE, WIDE, padding=1), torch.empty(1, WIDE, 4, 4)
+    assert convolution.is_faster_as_product(layer, x, layer.weight)
+    assert not convolution.is_faster_as_product(layer, x, layer.weight.contiguous())
+    assert not convolution.is_faster_as_product(layer, x.bfloat16(), layer.weight.bfloat16())
+    assert not convolution.is_faster_as_product(layer, x, layer.weight.double())
+
+
+def test_a_policy_leaves_everything_to_the_library() -> None:
+    layer, x = conv(WIDE, WIDE, padding=1), torch.empty(1, WIDE, 4, 4)
+    install_runtime(build_runtime(MemoryPolicy(cpu=True), PrecisionPolicy(tune_cpu=False)))
+    assert not convolution.is_faster_as_product(layer, x, layer.weight)
+
+
+def test_a_replaced_convolution_of_one_layer_is_used() -> None:
+    layer = conv(WIDE, WIDE, padding=1)
+    layer._conv_forward = lambda x, weight, bias: x * 0
+    assert layer(torch.ones(1, WIDE, 4, 4)).abs().max() == 0
+
+
+def test_wrong_channels_are_named() -> None:
+    layer = conv(WIDE, WIDE, padding=1)
+    with pytest.raises(RuntimeError, match=f"{WIDE}.*{WIDE + 1}"):
+        layer(torch.ones(1, WIDE + 1, 4, 4))
