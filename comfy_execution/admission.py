@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from comfy_execution import items
-from comfy_execution.items import Accepted, QueueItem, Submission, SubmissionKind
-from comfy_execution.wire import dump_json
+from comfy_execution.items import Accepted, ItemTexts, QueueItem, Submission, SubmissionKind
 
 if TYPE_CHECKING:
     from comfy_execution.history import HistoryStore
@@ -65,8 +64,8 @@ class Admission:
         """Takes the prompt's id and place; a Submission says that the id belongs to another."""
         try:
             item: QueueItem = items.normalize_item(given)
-            prompt_text = dump_json(item[2])
-            fingerprint = items.fingerprint_of(prompt_text, item)
+            texts = ItemTexts.of(item)
+            fingerprint = items.fingerprint_of(texts.prompt, item)
         except Exception as error:  # noqa: BLE001 - told to whoever gave this item, not the others
             return error
         number, prompt_id = item[0], item[1]
@@ -77,7 +76,7 @@ class Admission:
                 return Submission(kind, prompt_id, number)
             self.fingerprints[prompt_id] = fingerprint
             self._history.forget_removed(prompt_id)
-            return Accepted(item, prompt_text, fingerprint, self._next_arrival())
+            return Accepted(item, texts, fingerprint, self._next_arrival())
 
     def _write(self, prompts: Sequence[Accepted]) -> Sequence[Exception | None]:
         """Has the journal write prompts; the ids of those it cannot write are free again."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from comfy_execution.items import ItemTexts
 from comfy_execution.jobs import job_from_history
 from comfy_execution.wire import dump_json
 
@@ -75,16 +76,16 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
         prompt_id: str,
         entry: dict[str, Any],
         fingerprint: str,
-        prompt_text: str | None = None,
+        texts: ItemTexts | None = None,
     ) -> Finished:
         """Packs an entry, and puts it into the journal; ``add`` is what makes it visible.
 
         Args:
             entry: Its ``prompt`` is a queue item without secrets.
             fingerprint: Digest of the posted body.
-            prompt_text: JSON text that takes the place of the prompt in the queue item.
+            texts: JSON of the large parts of the queue item; they take the place of these.
         """
-        blob = zlib.compress(_entry_text(entry, prompt_text).encode("utf-8"), 1)
+        blob = zlib.compress(_entry_text(entry, texts).encode("utf-8"), 1)
         job = job_from_history(prompt_id, entry)
         is_on_disk = self._write(prompt_id, fingerprint, blob)
         kept = None if is_on_disk else blob
@@ -100,9 +101,9 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
         ):
             self.delete(next(iter(self._entries)))
 
-    def add_removed(self, entry: dict[str, Any], prompt_text: str) -> None:
+    def add_removed(self, entry: dict[str, Any], texts: ItemTexts) -> None:
         """Remembers a prompt that was taken out of the queue; its id may be used again."""
-        self._removed.add(entry, prompt_text)
+        self._removed.add(entry, texts)
 
     def forget_removed(self, prompt_id: str) -> None:
         """The id is used again."""
@@ -212,15 +213,15 @@ class RemovedPrompts:
     """Prompts that were taken out of the queue: the latest ones, while they are not too large."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[str, tuple[dict[str, Any], str]] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[dict[str, Any], ItemTexts]] = OrderedDict()
         self._size_bytes = 0
 
-    def add(self, entry: dict[str, Any], prompt_text: str) -> None:
+    def add(self, entry: dict[str, Any], texts: ItemTexts) -> None:
         """Remembers one; the oldest go."""
         prompt_id = str(entry["prompt"][1])
         self.pop(prompt_id)
-        self._entries[prompt_id] = (entry, prompt_text)
-        self._size_bytes += len(prompt_text)
+        self._entries[prompt_id] = (entry, texts)
+        self._size_bytes += sum(map(len, texts))
         while len(self._entries) > MOST_REMOVED or self._size_bytes > MOST_REMOVED_BYTES:
             self.pop(next(iter(self._entries)))
 
@@ -228,7 +229,7 @@ class RemovedPrompts:
         """Forgets one; says whether it was there."""
         found = self._entries.pop(prompt_id, None)
         if found is not None:
-            self._size_bytes -= len(found[1])
+            self._size_bytes -= sum(map(len, found[1]))
         return found is not None
 
     def text(self, prompt_id: str) -> str | None:
@@ -237,12 +238,12 @@ class RemovedPrompts:
         return _entry_text(*found) if found is not None else None
 
 
-def _entry_text(entry: dict[str, Any], prompt_text: str | None) -> str:
-    if prompt_text is None:
+def _entry_text(entry: dict[str, Any], texts: ItemTexts | None) -> str:
+    if texts is None:
         return dump_json(entry)
-    number, prompt_id, _, *others = entry["prompt"]
+    number, prompt_id, _, _, *others = entry["prompt"]
     number, prompt_id, *others = map(dump_json, (number, prompt_id, *others))
-    item = ",".join([number, prompt_id, prompt_text, *others])
+    item = ",".join([number, prompt_id, texts.prompt, texts.extra_data, *others])
     rest = dump_json({key: value for key, value in entry.items() if key != "prompt"})
     return f'{{"prompt":[{item}],{rest[1:]}'
 

@@ -36,6 +36,21 @@ class ExecutionStatus(NamedTuple):
     messages: list[Any]
 
 
+class ItemTexts(NamedTuple):
+    """JSON of the large parts of a queue item as it was accepted.
+
+    Journal and history show these, whatever happens to the item while it runs.
+    """
+
+    prompt: str
+    extra_data: str
+
+    @classmethod
+    def of(cls, item: Sequence[Any]) -> ItemTexts:
+        """Those of an item."""
+        return cls(dump_json(item[2]), dump_json(item[3]))
+
+
 class SubmissionKind(Enum):
     """What became of a submitted prompt."""
 
@@ -59,13 +74,13 @@ class Accepted:
 
     Attributes:
         item: What was accepted.
-        prompt_text: JSON text of its prompt, as posted.
+        texts: JSON of its parts.
         fingerprint: Digest of the posted body.
         arrival: Orders prompts of equal number.
     """
 
     item: QueueItem
-    prompt_text: str
+    texts: ItemTexts
     fingerprint: str
     arrival: int
 

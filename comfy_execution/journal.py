@@ -280,13 +280,13 @@ class Journal:
 
 def _row(prompt: Accepted) -> tuple[object, ...]:
     """What is written of a prompt, in the order of `_COLUMNS`."""
-    number, prompt_id, _, extra_data, outputs, _ = prompt.item
+    number, prompt_id, _, _, outputs, _ = prompt.item
     return (
         prompt_id,
         float(number),
         prompt.arrival,
-        prompt.prompt_text,
-        dump_json(extra_data),
+        prompt.texts.prompt,
+        prompt.texts.extra_data,
         dump_json(outputs),
         prompt.fingerprint,
     )

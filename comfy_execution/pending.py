@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from comfy_execution.items import QueueItem
+from comfy_execution.items import ItemTexts, QueueItem
 
 
 @dataclass(order=True, slots=True)
@@ -16,13 +16,12 @@ class Pending:
     Attributes:
         order: Its number (smaller runs first) and its arrival, which decides among equals.
         item: The queue item.
-        prompt_text: JSON of its prompt as accepted: what the history shows, whatever happens to
-            the item.
+        texts: JSON of its parts as accepted.
     """
 
     order: tuple[float, int]
     item: QueueItem = field(compare=False)
-    prompt_text: str = field(compare=False)
+    texts: ItemTexts = field(compare=False)
 
     @property
     def prompt_id(self) -> str:
@@ -48,17 +47,18 @@ class PendingPrompts:
         self._arrivals += 1
         return self._arrivals
 
-    def add(self, item: QueueItem, prompt_text: str, arrival: int) -> None:
+    def add(self, item: QueueItem, texts: ItemTexts, arrival: int) -> None:
         """Puts a prompt at its place."""
-        bisect.insort(self._entries, Pending((float(item[0]), arrival), item, prompt_text))
+        bisect.insort(self._entries, Pending((float(item[0]), arrival), item, texts))
 
-    def add_in_order(self, prompts: Sequence[tuple[QueueItem, str]]) -> None:
-        """Puts (item, prompt text) pairs in, in this very order whatever their numbers are."""
-        numbers = [float(item[0]) for item, _ in prompts]
+    def add_in_order(self, prompts: Sequence[QueueItem]) -> None:
+        """Puts prompts in, in this very order whatever their numbers are."""
+        numbers = [float(item[0]) for item in prompts]
         for place in range(len(numbers) - 2, -1, -1):
             numbers[place] = min(numbers[place], numbers[place + 1])
-        for number, (item, text) in zip(numbers, prompts):
-            bisect.insort(self._entries, Pending((number, self.next_arrival()), item, text))
+        for number, item in zip(numbers, prompts):
+            order = (number, self.next_arrival())
+            bisect.insort(self._entries, Pending(order, item, ItemTexts.of(item)))
 
     def highest_number(self) -> float:
         """The largest number among the waiting prompts; -1 if none waits."""
@@ -97,4 +97,4 @@ class PendingPrompts:
     def _renumbered(self, entry: Pending, number: float) -> Pending:
         number = int(number) if float(number).is_integer() else float(number)
         item: QueueItem = (number, *entry.item[1:])
-        return Pending((float(number), self.next_arrival()), item, entry.prompt_text)
+        return Pending((float(number), self.next_arrival()), item, entry.texts)

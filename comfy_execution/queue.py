@@ -7,7 +7,7 @@ start while the disk is busy, for a killed process leaves its prompt to the next
 
 from __future__ import annotations
 
-import logging
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +19,7 @@ from comfy_execution.history import HistoryStore
 from comfy_execution.items import (
     CancelOutcome,
     Interrupt,
+    ItemTexts,
     QueueItem,
     Submission,
     SubmissionKind,
@@ -26,17 +27,15 @@ from comfy_execution.items import (
     public_item,
 )
 from comfy_execution.pending import Pending, PendingPrompts
-from comfy_execution.wire import dump_json
+from comfy_execution.queue_order import QueueOrder
 
 if TYPE_CHECKING:
     from comfy_execution.journal import Journal
 
-logger = logging.getLogger(__name__)
-
 MAXIMUM_HISTORY_SIZE = 10000
 
 
-class PromptQueue:
+class PromptQueue(QueueOrder):
     """Pending, running and finished prompts.
 
     Attributes:
@@ -64,7 +63,7 @@ class PromptQueue:
         self._history = HistoryStore(history_limit, journal)
         self._admission = Admission(self.mutex, self._history, journal, self._pending.next_arrival)
         self._fingerprints = self._admission.fingerprints
-        self._texts: dict[int, str] = {}
+        self._texts: dict[int, ItemTexts] = {}
         self._paused = False
         self._interrupt_listeners: list[Callable[[str], None]] = []
         self._finished_listeners: list[Callable[[str], None]] = []
@@ -95,7 +94,7 @@ class PromptQueue:
         if accepted:
             with self.mutex:
                 for one in accepted:
-                    self._pending.add(one.item, one.prompt_text, one.arrival)
+                    self._pending.add(one.item, one.texts, one.arrival)
                 self._changed()
                 self.not_empty.notify(len(accepted))
         try:
@@ -127,7 +126,7 @@ class PromptQueue:
         """Takes over (item, fingerprint) pairs that the journal kept, in this order."""
         with self.mutex:
             self._fingerprints.update((item[1], fingerprint) for item, fingerprint in entries)
-            self._pending.add_in_order([(item, dump_json(item[2])) for item, _ in entries])
+            self._pending.add_in_order([item for item, _ in entries])
             self._paused = paused
             self._order_changed()
             self.not_empty.notify_all()
@@ -164,7 +163,7 @@ class PromptQueue:
             entry = self._pending.take_first()
             item, key = entry.item, self._pending.next_arrival()
             self.currently_running[key] = item
-            self._texts[key] = entry.prompt_text
+            self._texts[key] = entry.texts
             if self.interrupt_flag is not None:
                 self.interrupt_flag.clear()
             if self._journal is not None:
@@ -188,13 +187,12 @@ class PromptQueue:
             process_item: What to keep of the item; the default leaves out secrets.
         """
         with self.mutex:
-            item, text = self.currently_running[item_id], self._texts[item_id]
+            item, texts = self.currently_running[item_id], self._texts[item_id]
             fingerprint = self._fingerprints.get(item[1], "")
         kept = process_item(item) if process_item is not None else public_item(item)
         entry = history_entry(kept, history_result, status)
-        finished = self._history.prepare(
-            item[1], entry, fingerprint, text if kept[2] is item[2] else None
-        )
+        is_whole = kept[2] is item[2] and kept[3] is item[3]
+        finished = self._history.prepare(item[1], entry, fingerprint, texts if is_whole else None)
         with self.mutex:
             del self.currently_running[item_id], self._texts[item_id]
             self._fingerprints.pop(item[1], None)
@@ -219,18 +217,16 @@ class PromptQueue:
         """Asks the worker for something between prompts: ``unload_models``, ``free_memory``."""
         with self.mutex:
             self.flags[name] = data
-            self.not_empty.notify_all()
+        self.wake()
 
     def get_flags(self, reset: bool = True) -> dict[str, Any]:
         """Flags set so far; reading clears them unless told otherwise."""
         with self.mutex:
-            flags = dict(self.flags)
-            if reset:
-                self.flags = {}
-            return flags
+            flags, self.flags = self.flags, {} if reset else dict(self.flags)
+        return flags
 
     def wake(self) -> None:
-        """Lets a waiting ``get`` with a timeout return at once."""
+        """Lets a waiting ``get`` look again, and one with a timeout return at once."""
         with self.mutex:
             self.not_empty.notify_all()
 
@@ -305,44 +301,6 @@ class PromptQueue:
             self._drop([entry])
         return CancelOutcome.REMOVED
 
-    # --- order --------------------------------------------------------------------------------
-
-    @property
-    def paused(self) -> bool:
-        """Whether pending prompts are held back."""
-        return self._paused
-
-    def pause(self) -> None:
-        """Holds back pending prompts; the running one goes on."""
-        with self.mutex:
-            self._paused = True
-
-    def resume(self) -> None:
-        """Lets pending prompts run again."""
-        with self.mutex:
-            self._paused = False
-            self.not_empty.notify_all()
-
-    def reorder(self, prompt_ids: Sequence[str]) -> list[str]:
-        """Puts the named pending prompts first, in this order; the rest keep theirs.
-
-        Returns:
-            All pending ids in their new order. Ids that are not pending are ignored.
-        """
-        with self.mutex:
-            self._pending.reorder(prompt_ids)
-            self._order_changed()
-            return [entry.prompt_id for entry in self._pending]
-
-    def set_number(self, prompt_id: str, number: float) -> bool:
-        """Gives a pending prompt another position value; smaller runs first."""
-        with self.mutex:
-            entry = self._pending.find(prompt_id)
-            if entry is not None:
-                self._pending.set_number(entry, number)
-                self._order_changed()
-        return entry is not None
-
     # --- history ------------------------------------------------------------------------------
 
     @property
@@ -403,20 +361,12 @@ class PromptQueue:
             self._fingerprints.pop(entry.prompt_id, None)
             status = items.cancelled_status(entry.prompt_id)
             cancelled = history_entry(public_item(entry.item), {"meta": {}}, status)
-            self._history.add_removed(cancelled, entry.prompt_text)
+            self._history.add_removed(cancelled, entry.texts)
         if self._journal is not None and names:
             self._journal.forget(names)
         self._changed()
-        for name in names:
-            self._announce_finished(name)
+        self._announce_finished(*names)
 
-    def _order_changed(self) -> None:
-        if self._journal is not None:
-            self._journal.set_order(
-                [(entry.prompt_id, entry.order[0], entry.order[1]) for entry in self._pending]
-            )
-        self._changed()
-
-    def _announce_finished(self, prompt_id: str) -> None:
-        for listener in list(self._finished_listeners):
+    def _announce_finished(self, *prompt_ids: str) -> None:
+        for prompt_id, listener in itertools.product(prompt_ids, list(self._finished_listeners)):
             listener(prompt_id)
