@@ -1,7 +1,7 @@
 """Composition root: arguments -> policies -> services -> nodes -> serve.
 
-Only this module parses arguments, reads the environment, configures logging, starts threads and
-creates folders. `run` is the console entry: it starts the supervisor, which runs the server in a
+Only this module, with `utils.start_up` and `utils.policies`, turns arguments into folders, logging,
+threads and policies. `run` is the console entry: it starts the supervisor, which runs the server in a
 child process and starts it again if native code kills it. Everything the supervisor can do without
 is imported where it is needed: the child starts when the supervisor's imports are done.
 """
@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import folder_paths
 from comfy import cli_args
 from comfy_execution import supervisor
-from utils import policies
+from utils import policies, start_up
 
 if TYPE_CHECKING:
     from comfy_execution.executor import ExecutorOptions
@@ -31,116 +29,6 @@ if TYPE_CHECKING:
     from comfy_server import LogCapture, PromptServer
 
 logger = logging.getLogger(__name__)
-
-PROGRAM_FOLDER = Path(__file__).resolve().parent
-SWITCH_INTERVAL_S = 0.001
-
-
-# Folders and logging
-
-
-def configure_folders(args: argparse.Namespace) -> None:
-    """Points `folder_paths` at the folders of the arguments and creates those that are missing."""
-    for value, place in (
-        (args.base_directory, folder_paths.set_base_directory),
-        (args.models_directory, folder_paths.set_models_directory),
-        (args.output_directory, folder_paths.set_output_directory),
-        (args.input_directory, folder_paths.set_input_directory),
-        (args.user_directory, folder_paths.set_user_directory),
-    ):
-        if value:
-            place(value)
-    if args.temp_directory:
-        folder_paths.set_temp_directory(os.path.join(args.temp_directory, "temp"))
-    for category in ("checkpoints", "text_encoders", "vae", "diffusion_models", "loras"):
-        folder = os.path.join(folder_paths.get_output_directory(), category)
-        folder_paths.add_model_folder_path(category, folder)
-
-    for category in ("checkpoints", "loras"):  # what comes with the program works from anywhere
-        folder_paths.add_model_folder_path(category, str(PROGRAM_FOLDER / "models" / category))
-
-    extra = [path for paths in args.extra_model_paths_config or [] for path in paths]
-    beside = PROGRAM_FOLDER / "extra_model_paths.yaml"
-    for config in [*([str(beside)] if beside.is_file() else []), *extra]:
-        from utils.extra_config import load_extra_path_config  # brings a YAML parser with it
-
-        load_extra_path_config(config)
-
-    shutil.rmtree(folder_paths.get_temp_directory(), ignore_errors=True)
-    for folder in (
-        folder_paths.get_output_directory(),
-        folder_paths.get_input_directory(),
-        folder_paths.get_temp_directory(),
-        folder_paths.get_user_directory(),
-        *default_user_folders(args),
-        *folder_paths.get_folder_paths("custom_nodes"),
-    ):
-        os.makedirs(folder, exist_ok=True)
-
-
-def default_user_folders(args: argparse.Namespace) -> list[str]:
-    """Folders in which the editor looks at every start; it reports each missing one as an error."""
-    if args.multi_user or args.auth:
-        return []
-    user = os.path.join(folder_paths.get_user_directory(), "default")
-    return [os.path.join(user, "workflows"), os.path.join(user, "subgraphs")]
-
-
-def configure_logging(args: argparse.Namespace) -> LogCapture:
-    """Sends log lines to the standard streams and keeps the last ones for `/internal/logs`."""
-    from comfy_server import LogCapture
-
-    capture = LogCapture()
-    sys.stdout, sys.stderr = capture.wrap(sys.stdout), capture.wrap(sys.stderr)
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    if args.log_stdout:
-        normal = logging.StreamHandler(sys.stdout)
-        normal.addFilter(lambda record: record.levelno < logging.ERROR)
-        handlers[0].setLevel(logging.ERROR)
-        handlers.append(normal)
-    logging.basicConfig(level=args.verbose, format="%(message)s", handlers=handlers, force=True)
-    return capture
-
-
-def choose_devices(args: argparse.Namespace) -> None:
-    """Sets the variables that decide which devices exist; they count only before torch starts."""
-    visible = None
-    if args.default_device is not None:
-        others = (str(index) for index in range(32) if index != args.default_device)
-        visible = ",".join((str(args.default_device), *others))
-    if args.cuda_device is not None:
-        visible = str(args.cuda_device)
-    if visible is not None:
-        for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"):
-            os.environ[name] = visible
-    if args.oneapi_device_selector is not None:
-        os.environ["ONEAPI_DEVICE_SELECTOR"] = args.oneapi_device_selector
-    if args.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if args.cuda_malloc:
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-
-
-# The interpreter
-
-
-def prepare_interpreter() -> None:
-    """Sets it up for a process whose event loop shares it with busy threads.
-
-    A thread that computes in Python gives it up after 1 ms instead of 5. Nothing is collected
-    until `keep_for_good`: what is imported stays, and looking it through is a tenth of the start.
-    """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.disable()
-
-
-def keep_for_good() -> None:
-    """Takes everything made so far out of the collector's sight.
-
-    With torch and the nodes loaded, a full collection would stop all threads for over 100 ms.
-    """
-    gc.freeze()
-    gc.enable()
 
 
 # What the services ask for
@@ -255,7 +143,7 @@ class Program:
         await load_nodes(packs)
         worker = self.build_worker(server)
         server.add_routes()
-        keep_for_good()
+        start_up.keep_for_good()
         if self.args.quick_test_for_ci:
             return
         worker.start()
@@ -289,13 +177,18 @@ class Program:
 
     def install_devices(self) -> None:
         """Resolves the policies against the machine."""
-        from comfy.devices import runtime
+        from comfy.devices import processor, runtime
         from comfy.nn import attention
 
         precision = policies.precision_policy(self.args)
         runtime.install_runtime(runtime.build_runtime(policies.memory_policy(self.args), precision))
         attention.configure(attention.AttentionPolicy(precision.attention))
-        logger.info("device: %s", runtime.get_runtime().device)
+        device = runtime.get_runtime().device
+        logger.info("device: %s", device)
+        if device.type == "cpu":
+            processor.log_choices(
+                precision.tune_cpu, precision.cpu_bf16, "bfloat16" in str(precision.unet_dtype)
+            )
 
     def select_packs(self) -> PackSelection:
         """Which packs of `custom_nodes` the arguments ask for."""
@@ -310,14 +203,14 @@ class Program:
         import nodes
         from comfy.devices import residency
         from comfy.interrupt import INTERRUPT
-        from comfy.progress import set_progress_bar_global_hook
+        from comfy.progress import set_note_hook, set_progress_bar_global_hook
         from comfy_api.internal.policy import SavePolicy, install_save_policy
         from comfy_api.latest import replacements
         from comfy_execution.breaker import Breaker
         from comfy_execution.executor import PromptExecutor
         from comfy_execution.node_info import node_info
         from comfy_execution.planning import plan_prompt
-        from comfy_execution.progress import make_progress_hook
+        from comfy_execution.progress import make_note_hook, make_progress_hook
         from comfy_execution.recovery import StartMode, recover
         from comfy_execution.registry import NodeRegistry, install
         from comfy_execution.validation import validate_prompt
@@ -354,6 +247,7 @@ class Program:
         )
         self.queue.add_interrupt_listener(breaker.follow)
         set_progress_bar_global_hook(make_progress_hook())
+        set_note_hook(make_note_hook())
         if self.journal is not None:
             modes = {
                 "resume": StartMode.RESUME,
@@ -396,12 +290,12 @@ def main(argv: Sequence[str]) -> int:
     args = cli_args.fill(argv)
     if args.add_user:
         return add_user(args)
-    logs = configure_logging(args)
+    logs = start_up.configure_logging(args)
     for flag in cli_args.ineffective(cli_args.build_parser(), argv):
         logger.warning("%s is accepted but has no effect here", flag)
-    choose_devices(args)
-    configure_folders(args)
-    prepare_interpreter()
+    start_up.choose_devices(args)
+    start_up.configure_folders(args)
+    start_up.prepare_interpreter()
     asyncio.run(Program(args, argv, logs).serve())
     return 0
 

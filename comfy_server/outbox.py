@@ -18,7 +18,7 @@ from comfy_server.frames import wire_form
 
 MAX_FRAMES = 1 << 17  # a prompt of 10,000 nodes makes 40,000 frames, faster than many clients read
 MAX_BYTES = 32 * 1024 * 1024
-LONGEST_HOLD_S = 0.1
+LONGEST_HOLD_S = 0.25
 
 
 class LazyFrame:

@@ -25,6 +25,7 @@ from folder_paths import SYSTEM_USER_PREFIX
 logger = logging.getLogger(__name__)
 
 DEFAULT_USER = "default"
+EDITOR_FOLDERS = ("workflows", "subgraphs", "keybindings")
 SETTINGS_FILE = "comfy.settings.json"
 MAX_USER_NAME = 100
 
@@ -88,7 +89,13 @@ class UserManager:
             user_id = f"{re.sub(r'[^a-zA-Z0-9_-]+', '-', name)}_{uuid.uuid4()}"
             users[user_id] = name
             write_atomically(self.root / "users.json", json.dumps(users).encode())
+        self.furnish(user_id)
         return user_id
+
+    def furnish(self, user_id: str) -> None:
+        """Makes the folders in which the editor looks; it reports each missing one as an error."""
+        for name in EDITOR_FOLDERS:
+            (self.folder_of(user_id) / name).mkdir(parents=True, exist_ok=True)
 
     def get_request_user_id(self, request: web.Request) -> str:
         """The id of the user who asks.

@@ -12,7 +12,7 @@ from comfy_server.accounts import SESSION_S
 from comfy_server.auth import COOKIE, STORE
 from comfy_server.describe import BINARY, EMPTY, TEXT, describe, ref, shape
 from comfy_server.rates import RateLimit
-from comfy_server.services import OPTIONS
+from comfy_server.services import OPTIONS, USERS
 from comfy_server.strict_json import BadJson, error_response, json_response, read_object
 
 logger = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ async def log_in(request: web.Request) -> web.StreamResponse:
         message = "name and token do not belong together"
         return _page(target, message, 401) if from_page else error_response(401, message)
     key = await asyncio.to_thread(store.open_session, account)
+    await asyncio.to_thread(request.app[USERS].furnish, account.name)
     response: web.Response
     if from_page:
         response = web.Response(status=303, headers={"Location": target})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import re
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 routes = web.RouteTableDef()
 
 ID_PATTERN = re.compile(r"[\w.:@+=-]{1,128}", re.ASCII)
+REPLY_LEAD_S = 0.01  # what a busy client needs to read the reply before the frames behind it
 
 
 class PromptRefused(Exception):
@@ -86,12 +89,31 @@ async def post_prompt(request: web.Request) -> web.Response:
         valid, error, outputs, node_errors = await validate_submitted(services, submitted)
         if not valid:
             return json_response({"error": error, "node_errors": node_errors}, status=400)
-        answer = _accepted(await server.submit(submitted_item(submitted, outputs)))
+        with _reply_first(server, submitted):
+            answer = _accepted(await server.submit(submitted_item(submitted, outputs)))
         if _wants_result(request, body):
             answer["history"] = await _result(request, submitted.prompt_id)
     except PromptRefused as refused:
         return json_response({"error": refused.error, "node_errors": {}}, refused.status)
     return json_response({**answer, "node_errors": node_errors})
+
+
+@contextlib.contextmanager
+def _reply_first(server: PromptServer, submitted: Request) -> Iterator[None]:
+    """Keeps news of a prompt from overtaking the reply that names it.
+
+    Published clients begin to listen when they have read the reply: a prompt that is known already
+    would have ended by then, and they would wait for ever.
+    """
+    client = server.hub.clients.get(str(submitted.extra_data.get("client_id")))
+    if client is None:
+        yield
+        return
+    client.outbox.hold()
+    try:
+        yield
+    finally:
+        server.loop.call_later(REPLY_LEAD_S, client.outbox.release)
 
 
 def _wants_result(request: web.Request, body: dict[str, Any]) -> bool:

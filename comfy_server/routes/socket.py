@@ -15,8 +15,9 @@ from comfy_server.frames import text_frame
 from comfy_server.gate import is_loopback
 from comfy_server.hub import Client
 from comfy_server.outbox import TextFrame
-from comfy_server.services import OPTIONS, SERVER, USERS
+from comfy_server.services import OPTIONS, SERVER
 from comfy_server.strict_json import error_response
+from comfy_server.users import DEFAULT_USER
 
 if TYPE_CHECKING:
     from comfy_server.prompt_server import PromptServer
@@ -39,15 +40,16 @@ async def connect(request: web.Request) -> web.StreamResponse:
         return error_response(
             400, f"clientId must be printable text of at most {MAX_CLIENT_ID} characters"
         )
-    user = request.app[USERS].get_request_user_id(request)
-    if owner_of(request) is not None and not server.hub.claim(sid, user):
+    owner = owner_of(request)  # a browser's socket cannot name a user any other way
+    if owner is not None and not server.hub.claim(sid, owner):
         return error_response(403, "this clientId belongs to another user; use one of your own")
     resume = request.query.get("resume")
     # on this machine compressing costs more than it saves
     compress = request.app[OPTIONS].compress and not is_loopback(request.remote or "")
     socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, compress=compress)
     await socket.prepare(request)
-    client = Client(sid, socket, user, None if socket.compress else request.transport)
+    transport = None if socket.compress else request.transport
+    client = Client(sid, socket, owner or DEFAULT_USER, transport)
     server.hub.attach(client, resume)
     server.hub.greet(client, {"status": server.get_queue_info()}, resume)
     if server.client_id == sid and server.last_node_id is not None:

@@ -103,6 +103,49 @@ async def test_status_goes_to_all_and_events_to_their_owner(client: Client) -> N
     assert await silent(other)
 
 
+async def test_news_of_a_prompt_comes_after_the_reply_that_names_it(start: Start) -> None:
+    """Clients begin to listen for a prompt when they know its id."""
+
+    def end_at_once(server: PromptServer) -> None:
+        submit = server.submit
+
+        async def submit_and_run(item: Any) -> Any:
+            submission = await submit(item)
+            publish(
+                events.ExecutionStart(item[1], 1, "me"), events.ExecutionSuccess(item[1], 2, "me")
+            )
+            await asyncio.sleep(0.02)  # as when the disk is slow
+            return submission
+
+        server.submit = submit_and_run  # type: ignore[method-assign]
+
+    client = await start(end_at_once)
+    socket = await connect(client, "me")
+    order: list[str] = []
+
+    async def read() -> None:
+        while "execution_success" not in order:
+            order.append((await receive(socket))["type"])
+
+    reading = asyncio.create_task(read())
+    reply = await client.post("/prompt", json={"prompt": PROMPT, "client_id": "me"})
+    order.append(f"reply {reply.status}")
+    await reading
+    assert order == ["reply 200", "status", "execution_start", "execution_success"]
+
+
+async def test_frames_are_not_held_back_for_ever_by_one_who_never_ceases_to_post() -> None:
+    outbox = Outbox()
+    outbox.hold()
+    outbox.put(TextFrame("news"))
+    assert outbox.take_ready() == []
+    outbox._held_since -= 1  # a second later
+    outbox.hold()
+    (frame,) = await asyncio.wait_for(outbox.take(), 1)
+    assert isinstance(frame, TextFrame)
+    assert frame.text == "news"
+
+
 async def test_progress_of_an_ownerless_prompt_goes_to_all_but_its_start_to_nobody(
     client: Client,
 ) -> None:

@@ -70,8 +70,17 @@ async def test_multi_user_mode_tells_users_apart_by_header(start: Start, base: P
     for path in ("/settings", "/userdata?dir=x", "/v2/userdata", "/userdata/a"):
         for claim in ("nobody", "../default", "__system", ""):
             assert (await client.get(path, headers={"comfy-user": claim})).status == 401
+    for folder in ("workflows", "subgraphs", "keybindings"):  # where the editor looks at once
+        listed = await client.get(f"/userdata?dir={folder}", headers=headers)
+        assert await listed.json() == []
     restarted = await start(multi_user=True)
     assert user_id in (await (await restarted.get("/users")).json())["users"]
+
+
+async def test_a_browsers_socket_needs_no_user_in_multi_user_mode(start: Start) -> None:
+    client = await start(multi_user=True)
+    async with client.ws_connect("/ws?clientId=tab") as socket:
+        assert (await socket.receive_json())["data"]["sid"] == "tab"
 
 
 async def test_a_file_is_saved_listed_moved_and_deleted(client: Client, base: Path) -> None:
