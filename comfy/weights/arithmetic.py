@@ -61,6 +61,14 @@ def calculate_weight(
     return weight
 
 
+_own = calculate_weight
+
+
+def is_replaced() -> bool:
+    """Whether custom code put another function in the place of `calculate_weight`."""
+    return calculate_weight is not _own
+
+
 def _apply(
     patch: Patch,
     weight: torch.Tensor,

@@ -76,23 +76,37 @@ class LoRAAdapter(WeightAdapterBase):
         original_weight: torch.Tensor | None = None,  # noqa: ARG002
     ) -> torch.Tensor:
         """See the base class."""
-        up, down, alpha, mid, dora_scale, grown = self.weights
-        up = moved(up, weight.device, intermediate_dtype)
-        down = moved(down, weight.device, intermediate_dtype)
-        if up is None or down is None:
-            raise AdapterError(f"'{key}': the file has only one of the two LoRA factors")
-        scale = 1.0 if alpha is None else alpha / down.shape[0]
+        dora_scale, grown = self.weights[4:]
+        up, down, scale = self.factors(weight.device, intermediate_dtype, key)
         if grown is not None:
             weight = pad_to_shape(weight, grown)
-        if mid is not None:
-            down = contract_core(moved(mid, weight.device, intermediate_dtype), down)
-        up, down = up.flatten(start_dim=1), down.flatten(start_dim=1)
         self._check(up, down, weight, key)
         if dora_scale is None and function is unchanged and _writes_in_place(weight, up, down):
             weight.flatten(start_dim=1).addmm_(up, down, alpha=strength * scale)
             return weight
         delta = shaped_like(up @ down, weight, key)
         return add_delta(weight, delta, scale, strength, dora_scale, function, intermediate_dtype)
+
+    def is_plain_product(self) -> bool:
+        """Whether the change is a product of two matrices and nothing else."""
+        return self.weights[4] is None and self.weights[5] is None
+
+    def factors(
+        self, device: torch.device, dtype: torch.dtype, key: str
+    ) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """(up [out, r], down [r, in * kernel], alpha over rank), with the core contracted in.
+
+        Raises:
+            AdapterError: One of the two is missing.
+        """
+        up, down, alpha, mid = self.weights[:4]
+        up, down = moved(up, device, dtype), moved(down, device, dtype)
+        if up is None or down is None:
+            raise AdapterError(f"'{key}': the file has only one of the two LoRA factors")
+        scale = 1.0 if alpha is None else alpha / down.shape[0]
+        if mid is not None:
+            down = contract_core(moved(mid, device, dtype), down)
+        return up.flatten(start_dim=1), down.flatten(start_dim=1), scale
 
     @staticmethod
     def _check(up: torch.Tensor, down: torch.Tensor, weight: torch.Tensor, key: str) -> None:
