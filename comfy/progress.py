@@ -6,17 +6,41 @@ node_id). Without a hook it counts silently. Standard library only.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 ProgressHook = Callable[..., None]
 """hook(value, total, preview, node_id=None); preview is (format, image, max_size) or None."""
 
+NoteHook = Callable[[str], None]
+"""hook(text): shows text beside the node at work."""
+
 PROGRESS_BAR_ENABLED = True
 """Whether samplers draw a console bar; custom nodes read and write it."""
 
 PROGRESS_BAR_HOOK: ProgressHook | None = None
 """The installed hook, or None."""
+
+
+NOTE_HOOK: NoteHook | None = None
+"""The installed receiver of notes, or None."""
+
+
+def set_note_hook(function: NoteHook | None) -> None:
+    """Install the receiver of notes; None removes it."""
+    global NOTE_HOOK
+    NOTE_HOOK = function
+
+
+def warn(logger: logging.Logger, message: str, *values: object) -> None:
+    """Log a warning, and show it beside the node at work to whoever started the prompt.
+
+    For what the person at the graph can mend: a missing file, a latent that broke.
+    """
+    logger.warning(message, *values)
+    if NOTE_HOOK is not None:
+        NOTE_HOOK(message % values if values else message)
 
 
 def set_progress_bar_enabled(enabled: bool) -> None:

@@ -210,6 +210,18 @@ def reset_progress_state(registry: ProgressRegistry) -> None:
     _latest[:] = [registry]
 
 
+def make_note_hook() -> Callable[[str], None]:
+    """The hook(text) for notes of running code: the text is shown under the node at work."""
+
+    def hook(text: str) -> None:
+        registry, context = get_progress_state(), get_executing_context()
+        node_id = context.node_id if context is not None else registry.current_node
+        if node_id is not None:
+            registry.send_text(node_id, text)
+
+    return hook
+
+
 def make_progress_hook(
     is_interrupted: Callable[[], None] = check_interrupt,
 ) -> Callable[..., None]:
