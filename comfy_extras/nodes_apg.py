@@ -90,6 +90,8 @@ class APG(io.ComfyNode):
 
         def change(facts: Facts) -> list[Tensor]:
             cond, uncond, *others = facts["conds_out"]
+            if facts["cond_scale"] == 0:  # the negative estimate alone: nothing to project
+                return facts["conds_out"]
             guidance = memory.add(cond - uncond, float(facts["sigma"].flatten()[0]))
             if norm_threshold > 0.0:
                 length = guidance.norm(p=2, dim=AXES, keepdim=True)

@@ -42,7 +42,9 @@ def structured_gain(h: Tensor, strength: float) -> Tensor:
     """More gain where the mean over the channels is large (FreeU version 2)."""
     mean = h.mean(1, keepdim=True)
     low, high = mean.amin((2, 3), keepdim=True), mean.amax((2, 3), keepdim=True)
-    return (strength - 1) * ((mean - low) / (high - low)) + 1
+    span = high - low
+    place = (mean - low) / torch.where(span == 0, 1.0, span)  # of equal cells none stands out
+    return (strength - 1) * place + 1
 
 
 def freed(model: Any, b1: float, b2: float, s1: float, s2: float, gain: Gain) -> Any:

@@ -27,7 +27,9 @@ def perp_neg(
     """Guided estimate: the negative direction counts only across the positive one."""
     positive = noise_pred_pos - noise_pred_nocond
     negative = noise_pred_neg - noise_pred_nocond
-    along = (negative * positive).sum() / torch.norm(positive) ** 2 * positive
+    length = torch.norm(positive) ** 2
+    share = (negative * positive).sum() / torch.where(length == 0, 1.0, length)
+    along = share * positive
     return noise_pred_nocond + cond_scale * (positive - (negative - along) * neg_scale)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 import folder_paths
 import node_helpers
 from comfy.cli_args import args
+from comfy.sampling.environment import environment
 from comfy_api.internal.watched_file import watched_file
 
 NO_ALPHA_SIZE = 64  # side of the blank mask that stands for "this picture has no transparency"
@@ -207,12 +208,13 @@ class PreviewImage(SaveImage):
 
 
 def png_text(prompt: dict[str, Any] | None, extra: dict[str, Any] | None) -> PngInfo:
-    """Text chunks of a PNG: the prompt, then each further entry, as JSON."""
+    """Text chunks of a PNG, as JSON: the prompt, each further entry, and what it was made on."""
     text = PngInfo()
     if prompt is not None:
         text.add_text("prompt", json.dumps(prompt))
     for name, value in (extra or {}).items():
         text.add_text(name, json.dumps(value))
+    text.add_text("environment", json.dumps(environment()))
     return text
 
 

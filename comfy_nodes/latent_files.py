@@ -13,6 +13,7 @@ import safetensors.torch
 import folder_paths
 import node_helpers
 from comfy.cli_args import args
+from comfy.sampling.environment import environment
 from comfy_nodes.latent import Latent
 
 FORMAT_KEY = "latent_format_version_0"
@@ -112,6 +113,7 @@ def header_text(
         return None
     entries = {"prompt": json.dumps(prompt if prompt is not None else "")}
     entries.update({name: json.dumps(value) for name, value in (extra or {}).items()})
+    entries["environment"] = json.dumps(environment())
     return entries
 
 

@@ -169,6 +169,17 @@ class BaseModel(nn.Module):
             made["crossattn_controlnet"] = conds.CONDCrossAttn(kwargs["cross_attn_controlnet"])
         return made
 
+    def conditioning_widths(self) -> dict[str, int]:
+        """Widths of the inputs that text encoders make, where the network has one for each."""
+        config = self.model_config.unet_config
+        widths = {
+            "c_crossattn": config.get("context_dim") or config.get("context_in_dim"),
+            "y": config.get("adm_in_channels") or config.get("vec_in_dim"),
+        }
+        if isinstance(widths["c_crossattn"], (list, tuple)):  # one per transformer layer, all alike
+            widths["c_crossattn"] = next((w for w in widths["c_crossattn"] if w), None)
+        return {name: width for name, width in widths.items() if isinstance(width, int)}
+
     def extra_conds_shapes(self, **kwargs: Any) -> dict[str, list[int]]:
         """Shapes of the inputs that weigh in memory estimates, before the inputs are made."""
         return {}

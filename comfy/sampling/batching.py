@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from comfy.devices import memory, residency
+from comfy.devices.runtime import get_runtime
 from comfy.nn.wrappers import run_wrapped
 from comfy.sampling import jobs as job_functions
 from comfy.sampling.jobs import Job, cut
@@ -40,8 +41,8 @@ def _choose_batch(model: Any, jobs: Sequence[tuple[Job, int]], device: Any) -> l
     """Indices of the jobs of the next call, newest first: as many as fit into memory."""
     first = jobs[0][0]
     alike = [i for i in range(len(jobs)) if job_functions.can_concat_cond(jobs[i][0], first)][::-1]
-    if len(alike) == 1:
-        return alike
+    if len(alike) == 1 or get_runtime().precision.deterministic:
+        return alike[:1]  # a larger batch may round differently, and memory differs from day to day
     free = memory.recent_free_memory(device)
     for share in range(1, len(alike) + 1):
         chosen = alike[: len(alike) // share]

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfy import progress
+
 logger = logging.getLogger(__name__)
 
 
@@ -31,6 +33,29 @@ def check_latent(patcher: Any, noise: Tensor, latent_image: Tensor) -> None:
             f"noise of shape {tuple(noise.shape)} does not fit a latent of shape "
             f"{tuple(latent_image.shape)}"
         )
+
+
+def check_widths(model: Any, name: str, entries: Sequence[dict[str, Any]]) -> None:
+    """Refuse inputs that were made with another model's text encoder.
+
+    Args:
+        model: A base model; `conditioning_widths()`, if it has it, gives the widths it takes.
+        name: The list: "positive", "negative" or another.
+        entries: Entries with their `model_conds`.
+
+    Raises:
+        ValueError: An input is wider or narrower than the model takes.
+    """
+    widths: dict[str, int] = getattr(model, "conditioning_widths", dict)()
+    for entry in entries:
+        for key, wanted in widths.items():
+            value = getattr(entry["model_conds"].get(key), "cond", None)
+            if torch.is_tensor(value) and value.shape[-1] != wanted:
+                raise ValueError(
+                    f"the {name} conditioning gives the model {key} of width {value.shape[-1]} "
+                    f"(shape {tuple(value.shape)}), but it takes {wanted}: the text was encoded "
+                    "for another kind of model; encode it with the CLIP of this model's checkpoint"
+                )
 
 
 def check_sigmas(levels: Sequence[float]) -> None:
@@ -84,7 +109,8 @@ def warn_if_not_finite(latent: Tensor, where: str) -> None:
     """Say in the log when a latent holds NaN or infinity, and what usually causes it."""
     if not bool(torch.isfinite(latent).all()):
         share = 100 * float((~torch.isfinite(latent)).float().mean())
-        logger.warning(
+        progress.warn(
+            logger,
             "%.3g %% of the %s is NaN or infinite: usually a half-precision overflow of the model "
             "(try a higher precision) or a broken LoRA or checkpoint",
             share,

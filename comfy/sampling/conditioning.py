@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from comfy import resize
-from comfy.sampling import masks
+from comfy.sampling import checks, masks
 
 CondList = list[dict[str, Any]]
 
@@ -78,9 +78,9 @@ def _resolve_mask(mask: Tensor, dims: Sequence[int], device: Any) -> Tensor:
     if len(dims) == 1:  # rows of a picture joined to one line
         line = mask.reshape(mask.shape[0], 1, -1)
         return torch.nn.functional.interpolate(line, size=tuple(dims), mode="linear").squeeze(1)
-    if len(dims) == 3 and mask.ndim == 3:  # frames, or one mask for all of them
-        frames = mask[None, None]
-        return torch.nn.functional.interpolate(frames, size=tuple(dims), mode="trilinear")[0]
+    if len(dims) == 3:  # masks of frames, or one mask for all frames
+        frames = mask.reshape(-1, 1, *(mask.shape[-3:] if mask.ndim > 2 else (1, *mask.shape)))
+        return torch.nn.functional.interpolate(frames, size=tuple(dims), mode="trilinear")[:, 0]
     if mask.ndim < 4:
         mask = resize.common_upscale(mask.unsqueeze(1), dims[-1], dims[-2], "bilinear", "none")
         return mask.squeeze(1)
@@ -259,6 +259,8 @@ def process_conds(
                 model.extra_conds, conds[name], noise, device, name,
                 **facts, latent_shapes=latent_shapes,
             )  # fmt: skip
+        for name in conds:
+            checks.check_widths(model, name, conds[name])
     _complete_areas(conds)
     for entries in conds.values():
         for entry in entries:

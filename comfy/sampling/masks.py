@@ -28,6 +28,11 @@ def reshape_mask(input_mask: Tensor, output_shape: Sequence[int]) -> Tensor:
     if axes not in SPATIAL_MODES:
         raise ValueError(f"cannot mask a latent of shape {tuple(output_shape)}: 3 to 5 axes needed")
     mask = input_mask
+    if mask.ndim < 2 or 0 in mask.shape:
+        raise ValueError(
+            f"a mask of shape {tuple(mask.shape)} has no rows and columns for a latent of shape "
+            f"{tuple(output_shape)}; a mask is [batch, height, width]"
+        )
     if axes == 2:
         mask = mask.reshape(-1, 1, *mask.shape[-2:])
     elif axes == 1 and mask.ndim != 3:  # [B, L], or rows of a picture joined to one line

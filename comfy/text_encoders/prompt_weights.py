@@ -7,6 +7,8 @@ meaning.
 
 from __future__ import annotations
 
+import math
+
 EMPHASIS = 1.1
 # Stand-ins for escaped parentheses while a prompt is taken apart; control characters nobody types.
 _OPEN, _CLOSE = "\0\2", "\0\1"
@@ -69,9 +71,11 @@ def _inner_weight(inner: str, outer_weight: float) -> tuple[str, float]:
     colon = inner.rfind(":")
     if colon > 0:
         try:
-            return inner[:colon], float(inner[colon + 1 :])
+            weight = float(inner[colon + 1 :])
         except ValueError:
-            pass  # a colon in the text, not a weight
+            weight = math.nan  # a colon in the text, not a weight
+        if math.isfinite(weight):  # neither "nan" nor "inf": they would leave no picture
+            return inner[:colon], weight
     return inner, outer_weight * EMPHASIS
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from comfy import progress
+
 logger = logging.getLogger(__name__)
 
 Preprocess = Callable[..., tuple[Tensor | None, Any]]
@@ -99,7 +101,8 @@ def _embed_chunk(
         if rows is None:
             continue
         if rows.shape[-1] != table.weight.shape[-1]:
-            logger.warning(
+            progress.warn(
+                logger,
                 "An embedding of width %d was left out: this text encoder has width %d",
                 rows.shape[-1],
                 table.weight.shape[-1],

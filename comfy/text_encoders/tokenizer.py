@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from comfy import progress
 from comfy.text_encoders import embeddings
 from comfy.text_encoders.bpe import CLIPTokenizer
 from comfy.text_encoders.chunks import ChunkRules, Group, make_chunks
@@ -21,6 +22,8 @@ from comfy.text_encoders.prompt_weights import (
 logger = logging.getLogger(__name__)
 
 EMBEDDING_MARK = "embedding:"
+# Signs that may follow the name of an embedding without a blank.
+TRAILING_SIGNS = (",", ".,;:!?\"'()[]{}")
 UNLIMITED = 99999999  # max_length of encoders that take any number of tokens
 
 
@@ -150,16 +153,21 @@ class SDTokenizer:
         name, *rest = text.split() or [""]
         after = " ".join(rest)
         rows = self._try_get_embedding(name)
-        bare = name.strip(",")
-        if rows is None and bare != name:
-            rows, after = self._try_get_embedding(bare), f"{name[len(bare) :]} {after}"
+        for signs in TRAILING_SIGNS:  # fewest first: names of files may end in signs too
+            bare = name.rstrip(signs)
+            if rows is None and bare != name:
+                rows = self._try_get_embedding(bare)
+                if rows is not None:
+                    after = f"{name[len(bare) :]} {after}"
         if rows is None:
-            logger.warning(
+            bare = name.rstrip(TRAILING_SIGNS[0])
+            progress.warn(
+                logger,
                 "Embedding %r was not found in %s; the prompt goes on without it",
                 bare,
                 self.embedding_directory,
             )
-            return None, after
+            return None, f"{name[len(bare) :]} {after}" if bare != name else after
         return [rows] if rows.ndim == 1 else list(rows), after
 
     def _try_get_embedding(self, name: str) -> Tensor | None:
