@@ -8,19 +8,22 @@ filled from the memory-mapped file, so that no weight exists twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from comfy import clip_vision
 from comfy.devices import placement, precision
-from comfy.families import detection
+from comfy.families import detection, unsupported
 from comfy.families.family import ModelFamily, strip_prefixes
 from comfy.families.text_sizes import text_model_configs
 from comfy.patching.dynamic import core_patcher_class
 from comfy.patching.patcher import ModelPatcher
 from comfy.text_encoders.clip import CLIP
+from comfy.text_encoders.t5_pieces import DATA_ENTRY, EMBEDDED, find_pieces
 from comfy.vae.vae import VAE
 from comfy.weights import state_dict
 from comfy.weights.errors import WeightFileError
@@ -40,6 +43,9 @@ logger = logging.getLogger(__name__)
 StateDict = dict[str, Tensor]
 Options = dict[str, Any]
 Metadata = Mapping[str, str]
+
+# Option of text encoders: folders in which a vocabulary file is looked for.
+FOLDERS_OPTION = "tokenizer_folders"
 
 
 class UnknownArchitectureError(WeightFileError):
@@ -98,7 +104,9 @@ def load_checkpoint_guess_config(
         WeightFileError: The file cannot be read, is of no known family, or is damaged.
     """
     tensors, metadata = state_dict.load_torch_file(ckpt_path, return_metadata=True)
-    found = state_dict_in_words(tensors)
+    found = contents_in_words(tensors)
+    options = dict(te_model_options or {})
+    options[FOLDERS_OPTION] = [os.path.dirname(ckpt_path), *options.get(FOLDERS_OPTION, ())]
     with naming(ckpt_path):
         checkpoint = load_state_dict_guess_config(
             tensors,
@@ -108,7 +116,7 @@ def load_checkpoint_guess_config(
             embedding_directory,
             output_model,
             model_options,
-            te_model_options,
+            options,
             metadata,
         )
     if checkpoint is None:
@@ -141,16 +149,16 @@ def load_state_dict_guess_config(
     if family is None:
         return None
     wanted = Parts(output_model, output_clip, output_vae, output_clipvision)
+    clip = vae = patcher = vision = None
     if wanted.clip_vision:
-        logger.warning("%s checkpoints carry no image encoder that can be loaded", family.title())
-    clip = vae = patcher = None
+        vision = _checkpoint_clip_vision(family, sd)
     if wanted.clip:
         clip = _checkpoint_clip(family, sd, embedding_directory, te_model_options, metadata)
     if wanted.vae:
         vae = _checkpoint_vae(family, sd, metadata)
     if wanted.model:
         patcher = _patcher(family, sd, prefix, model_options or {})
-    return Checkpoint(patcher, clip, vae, None)
+    return Checkpoint(patcher, clip, vae, vision)
 
 
 def _checkpoint_clip(
@@ -168,14 +176,34 @@ def _checkpoint_clip(
         logger.warning("the checkpoint holds no text encoder; load one with a Load CLIP node")
         return None
     sizes = text_model_configs(weights, read_hints(metadata, "text_config"))
+    settings = dict(options or {})
+    folders = settings.pop(FOLDERS_OPTION, ())
+    network = {key: value for key, value in weights.items() if not key.endswith(EMBEDDED)}
     return CLIP(
         target,
         embedding_directory=embedding_directory,
-        tokenizer_data=weights,
-        parameters=state_dict.calculate_parameters(weights),
-        state_dict=weights,
-        model_options={**sizes, **(options or {})},
+        tokenizer_data={**vocabulary_beside(weights, folders), **weights},
+        parameters=state_dict.calculate_parameters(network),
+        state_dict=network,
+        model_options={**sizes, **settings},
     )
+
+
+def vocabulary_beside(weights: Mapping[str, Any], folders: Iterable[str]) -> dict[str, str]:
+    """Tokenizer data that name a vocabulary file for a T5 among some weights, if there is one."""
+    has_t5 = any(".encoder.block.0." in key for key in weights)
+    path = find_pieces(folders) if has_t5 else None
+    return {} if path is None else {DATA_ENTRY: path}
+
+
+def _checkpoint_clip_vision(family: ModelFamily, sd: StateDict) -> Any:
+    prefix = family.clip_vision_prefix
+    if prefix is None or not any(key.startswith(prefix) for key in sd):
+        logger.warning("the %s checkpoint holds no image encoder", family.title())
+        return None
+    # Published files have the layout of OpenCLIP, files saved here that of CLIP.
+    is_openclip = f"{prefix}transformer.resblocks.0.attn.in_proj_weight" in sd
+    return clip_vision.load_clipvision_from_sd(sd, prefix, convert_keys=is_openclip)
 
 
 def _checkpoint_vae(family: ModelFamily, sd: StateDict, metadata: Metadata | None) -> VAE | None:
@@ -196,7 +224,7 @@ def load_diffusion_model(unet_path: str, model_options: Options | None = None) -
         WeightFileError: The file cannot be read, is of no known family, or is damaged.
     """
     tensors, metadata = state_dict.load_torch_file(unet_path, return_metadata=True)
-    found = state_dict_in_words(tensors)
+    found = contents_in_words(tensors)
     with naming(unet_path):
         patcher = load_diffusion_model_state_dict(tensors, model_options, metadata)
     if patcher is None:
@@ -314,10 +342,18 @@ def state_dict_in_words(sd: Mapping[str, Any]) -> str:
     return f"it holds {in_words(sorted(sd))}"
 
 
+def contents_in_words(sd: Mapping[str, Any]) -> str:
+    """What a file is that no family claims: the name of one that is not supported, or the keys."""
+    name = unsupported.name_of(sd, detection.unet_prefix_from_state_dict(sd))
+    if name is None:
+        return f"no known model family: {state_dict_in_words(sd)}"
+    return f"this is a {name} model, which is not supported yet"
+
+
 def unknown_architecture(path: str, found: str) -> UnknownArchitectureError:
-    """The error for a file of no known family."""
+    """The error for a file that cannot be loaded; `found` says what it is."""
     return UnknownArchitectureError(
         path,
-        f"no known model family: {found}",
+        found,
         f"choose a file of a supported family ({', '.join(detection.supported_titles())})",
     )

@@ -2,7 +2,16 @@
 # ruff: noqa: F401
 
 from comfy.families.base import BaseModel
+from comfy.families.dit_model import SD3, Flux
 from comfy.families.model_type import ModelType
+from comfy.families.picture_models import (
+    SD21UNCLIP,
+    SD_X4Upscaler,
+    Stable_Zero123,
+    SV3D_p,
+    SV3D_u,
+    SVD_img2vid,
+)
 from comfy.families.prediction import model_sampling
 from comfy.families.sd15_model import SD15_instructpix2pix
 from comfy.families.sdxl_model import SDXL, SDXL_instructpix2pix, SDXLRefiner

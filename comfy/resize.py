@@ -131,3 +131,35 @@ def resize_to_batch_size(tensor: Tensor, batch_size: int) -> Tensor:
         scale = size / batch_size
         picks = [min(math.floor((number + 0.5) * scale), size - 1) for number in range(batch_size)]
     return tensor[picks]
+
+
+def upscale_dit_mask(
+    mask: Tensor, img_size_in: tuple[int, ...], img_size_out: tuple[int, ...]
+) -> Tensor:
+    """An attention mask over text and picture tokens, for another number of picture tokens.
+
+    Args:
+        mask: [B, L, L] or [L, L] with L = text tokens + rows * columns; text comes first.
+        img_size_in: Rows and columns the mask describes.
+        img_size_out: Rows and columns it shall describe; each takes the nearest old place.
+
+    Raises:
+        ValueError: The mask has fewer tokens than the picture, or not two or three axes.
+    """
+    if mask.ndim == 2:
+        mask = mask.unsqueeze(0)
+    old_rows, old_columns = img_size_in
+    text = mask.shape[-1] - old_rows * old_columns
+    if mask.ndim != 3 or text < 0:
+        raise ValueError(
+            f"an attention mask of shape {list(mask.shape)} does not describe "
+            f"{old_rows} x {old_columns} picture tokens; expected [batch, tokens, tokens]"
+        )
+    if tuple(img_size_in) == tuple(img_size_out):
+        return mask
+    rows, columns = img_size_out
+    row = ((torch.arange(rows) + 0.5) * old_rows / rows).long()
+    column = ((torch.arange(columns) + 0.5) * old_columns / columns).long()
+    picture = text + (row[:, None] * old_columns + column[None, :]).flatten()
+    places = torch.cat([torch.arange(text), picture]).to(mask.device)
+    return mask[:, places][:, :, places]

@@ -3,8 +3,19 @@
 
 from comfy import supported_models_base
 from comfy.families import MODEL_FAMILIES as models
+from comfy.families.flux import Flux, FluxInpaint, FluxSchnell
+from comfy.families.sd3 import SD3
 from comfy.families.sd15 import SD15, SD15_instructpix2pix
 from comfy.families.sd20 import SD20
+from comfy.families.sd_pictures import (
+    SD21UnclipH,
+    SD21UnclipL,
+    SD_X4Upscaler,
+    Stable_Zero123,
+    SV3D_p,
+    SV3D_u,
+    SVD_img2vid,
+)
 from comfy.families.sdxl import (
     KOALA_1B,
     KOALA_700M,

@@ -1,4 +1,4 @@
-"""Text encoders from files of their own: one file, or two for SDXL.
+"""Text encoders from files of their own: one file, two for SDXL and FLUX, up to three for SD3.
 
 Which encoder a file holds is told by its layers; which classes use it also depends on the model
 family the person names (`CLIPType`).
@@ -7,18 +7,30 @@ family the person names (`CLIPType`).
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from comfy.families import openclip
 from comfy.families.family import ClipTarget
 from comfy.families.text_sizes import text_model_configs
-from comfy.loading import Options, StateDict, UnknownArchitectureError, naming, state_dict_in_words
+from comfy.loading import (
+    FOLDERS_OPTION,
+    Options,
+    StateDict,
+    UnknownArchitectureError,
+    naming,
+    state_dict_in_words,
+    vocabulary_beside,
+)
 from comfy.text_encoders.clip import CLIP
+from comfy.text_encoders.flux import FluxTokenizer, flux_clip
 from comfy.text_encoders.sd1 import SD1ClipModel, SD1Tokenizer
 from comfy.text_encoders.sd2 import SD2ClipModel, SD2Tokenizer
+from comfy.text_encoders.sd3 import SD3Tokenizer, sd3_clip
 from comfy.text_encoders.sdxl import (
     SDXLClipModel,
     SDXLRefinerClipModel,
@@ -26,6 +38,7 @@ from comfy.text_encoders.sdxl import (
     StableCascadeClipModel,
     StableCascadeTokenizer,
 )
+from comfy.text_encoders.t5_pieces import EMBEDDED
 from comfy.weights import state_dict as files
 from comfy.weights.header_hints import read_hints
 
@@ -66,6 +79,17 @@ ENCODER_MARKS = (
     ("text_model.encoder.layers.22.mlp.fc1.weight", "clip_h"),
     ("text_model.encoder.layers.0.mlp.fc1.weight", "clip_l"),
 )
+T5_BLOCK = "encoder.block.0.layer."
+# Encoders that are recognised but cannot be loaded: a key that they have -> name.
+UNSUPPORTED_MARKS = (
+    ("model.encoder.layers.0.mixer.Wqkv.weight", "Jina CLIP 2"),
+    (f"{T5_BLOCK}1.DenseReluDense.wi.weight", "T5 of the first version"),
+    ("model.layers.0.post_feedforward_layernorm.weight", "Gemma"),
+    ("model.layers.0.self_attn.q_norm.weight", "Qwen 3"),
+    ("model.layers.0.self_attn.k_proj.bias", "Qwen 2.5"),
+    ("model.layers.0.post_attention_layernorm.weight", "Llama or Mistral"),
+)
+T5_WIDTHS = {2048: "T5-XL (AuraFlow)", 768: "T5-base (Stable Audio, ACE-Step)", 1472: "ByT5"}
 
 # Encoder -> classes that use it alone; a type with classes of its own stands beside it.
 SINGLE_TARGETS: dict[str, ClipTarget] = {
@@ -76,6 +100,9 @@ SINGLE_TARGETS: dict[str, ClipTarget] = {
 SPECIAL_TARGETS: dict[tuple[str, CLIPType], ClipTarget] = {
     ("clip_g", CLIPType.STABLE_CASCADE): ClipTarget(StableCascadeTokenizer, StableCascadeClipModel),
 }
+# The encoders that Stable Diffusion 3 uses, in any number, in the order of the arguments.
+SD3_PARTS = ("clip_l", "clip_g", "t5xxl")
+FLUX_PARTS = {"clip_l", "t5xxl"}
 # Two files are the two encoders of SDXL for every type without an arrangement of its own.
 PAIR_TARGET = ClipTarget(SDXLTokenizer, SDXLClipModel)
 OWN_ARRANGEMENT = frozenset(
@@ -113,17 +140,22 @@ def load_clip(
         tensors, header = files.load_torch_file(path, return_metadata=True)
         part = as_clip_keys(tensors)
         if detect_encoder(part) is None:
+            unsupported = unsupported_encoder(part)
+            found = f"no known text encoder: {state_dict_in_words(tensors)}"
             raise UnknownArchitectureError(
                 path,
-                f"no known text encoder: {state_dict_in_words(tensors)}",
-                "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or ViT-bigG)",
+                f"this is {unsupported}, which is not supported yet" if unsupported else found,
+                "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or ViT-bigG) or T5-XXL",
             )
         parts.append(part)
         metadata.update(header or {})
     _target([detect_encoder(part) for part in parts], clip_type)  # raises for a wrong choice
+    options = dict(model_options or {})
+    folders = [os.path.dirname(path) for path in ckpt_paths]
+    options[FOLDERS_OPTION] = [*folders, *options.get(FOLDERS_OPTION, ())]
     with naming(", ".join(ckpt_paths)):
         return load_text_encoder_state_dicts(
-            parts, embedding_directory, clip_type, model_options, metadata
+            parts, embedding_directory, clip_type, options, metadata
         )
 
 
@@ -141,35 +173,57 @@ def load_text_encoder_state_dicts(
     """
     parts = [as_clip_keys(part) for part in state_dicts]
     kinds = [detect_encoder(part) for part in parts]
-    target = _target(kinds, clip_type)
+    vocabularies = [part.pop(EMBEDDED) for part in parts if EMBEDDED in part]
+    target = _target(kinds, clip_type, t5_dtype(parts))
     whole = {
         f"{kind}.transformer.{key}": value
         for kind, part in zip(kinds, parts)
         for key, value in part.items()
     }
     sizes = text_model_configs(whole, read_hints(metadata, "text_config"))
+    options = dict(model_options or {})
+    folders = options.pop(FOLDERS_OPTION, ())
+    data = {EMBEDDED: vocabularies[0]} if vocabularies else vocabulary_beside(whole, folders)
     return CLIP(
         target,
         embedding_directory=embedding_directory,
-        tokenizer_data=whole,
+        tokenizer_data={**data, **whole},
         parameters=files.calculate_parameters(whole),
         state_dict=whole,
-        model_options={**sizes, **(model_options or {})},
+        model_options={**sizes, **options},
     )
 
 
-def _target(kinds: Sequence[str | None], clip_type: CLIPType) -> ClipTarget:
-    """The classes that use these encoders for this family."""
-    if len(kinds) == 1 and kinds[0] is not None:
-        special = SPECIAL_TARGETS.get((kinds[0], clip_type))
-        return special or SINGLE_TARGETS[kinds[0]]
-    is_sdxl_pair = sorted(str(kind) for kind in kinds) == ["clip_g", "clip_l"]
-    if is_sdxl_pair and clip_type not in OWN_ARRANGEMENT:
+def t5_dtype(parts: Sequence[Mapping[str, Tensor]]) -> torch.dtype | None:
+    """Type in which the weights of a T5 among some encoders are kept: that of its file."""
+    key = "encoder.final_layer_norm.weight"
+    return next((part[key].dtype for part in parts if key in part), None)
+
+
+def _target(
+    kinds: Sequence[str | None], clip_type: CLIPType, dtype_t5: torch.dtype | None = None
+) -> ClipTarget:
+    """The classes that use these encoders for this family.
+
+    Raises:
+        ValueError: No family that can be loaded uses them together.
+    """
+    names = [str(kind) for kind in kinds]
+    distinct = len(set(names)) == len(names)
+    if clip_type is CLIPType.SD3 and distinct and set(names) <= set(SD3_PARTS):
+        clip_l, clip_g, t5 = (name in names for name in SD3_PARTS)
+        return ClipTarget(SD3Tokenizer, sd3_clip(clip_l, clip_g, t5, dtype_t5))
+    if clip_type is CLIPType.FLUX and distinct and set(names) == FLUX_PARTS:
+        return ClipTarget(FluxTokenizer, flux_clip(dtype_t5))
+    if len(names) == 1 and names[0] in SINGLE_TARGETS:
+        special = SPECIAL_TARGETS.get((names[0], clip_type))
+        return special or SINGLE_TARGETS[names[0]]
+    if sorted(names) == ["clip_g", "clip_l"] and clip_type not in OWN_ARRANGEMENT:
         return PAIR_TARGET
-    found = ", ".join(str(kind) for kind in kinds)
     raise ValueError(
-        f"text encoders {found} for type {clip_type.name.lower()} cannot be loaded; known: "
-        "one of clip_l, clip_h, clip_g, or clip_l with clip_g for SDXL"
+        f"text encoders {', '.join(names)} for type {clip_type.name.lower()} cannot be loaded; "
+        "known: one of clip_l, clip_h, clip_g; clip_l with clip_g for SDXL; clip_l with t5xxl for "
+        "type flux; clip_l, clip_g and t5xxl, or some of them, for type sd3"
     )
 
 
@@ -184,8 +238,25 @@ def as_clip_keys(state_dict: StateDict) -> StateDict:
 
 
 def detect_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
-    """Which encoder a file holds: clip_l, clip_h, clip_g; None for another."""
-    return next((name for key, name in ENCODER_MARKS if key in state_dict), None)
+    """Which encoder a file holds: clip_l, clip_g, clip_h, t5xxl; None for another."""
+    found = next((name for key, name in ENCODER_MARKS if key in state_dict), None)
+    return found or ("t5xxl" if _is_t5_xxl(state_dict) else None)
+
+
+def _is_t5_xxl(state_dict: Mapping[str, Tensor]) -> bool:
+    """A gated T5 whose first block alone has biases, of no other model's width."""
+    is_t5 = f"{T5_BLOCK}1.DenseReluDense.wi_1.weight" in state_dict
+    is_umt5 = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight" in state_dict
+    if not is_t5 or is_umt5 or "shared.weight" not in state_dict:
+        return False
+    return state_dict["shared.weight"].shape[1] not in T5_WIDTHS
+
+
+def unsupported_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
+    """Name of an encoder that is recognised but cannot be loaded."""
+    if f"{T5_BLOCK}1.DenseReluDense.wi_1.weight" in state_dict and "shared.weight" in state_dict:
+        return T5_WIDTHS.get(state_dict["shared.weight"].shape[1], "UMT5 (Wan)")
+    return next((name for key, name in UNSUPPORTED_MARKS if key in state_dict), None)
 
 
 def clip_type(name: str) -> CLIPType:

@@ -9,6 +9,7 @@ import torch
 import folder_paths
 from comfy import legacy_config, loading, text_loading
 from comfy.devices import placement
+from comfy.loading import FOLDERS_OPTION
 from comfy.weights.state_dict import load_torch_file
 from comfy_nodes import vae_choices
 
@@ -42,6 +43,7 @@ class CheckpointLoaderSimple:
             output_vae=True,
             output_clip=True,
             embedding_directory=folder_paths.get_folder_paths("embeddings"),
+            te_model_options={FOLDERS_OPTION: folder_paths.get_folder_paths("text_encoders")},
         )[:3]
 
 
@@ -254,7 +256,9 @@ class DualCLIPLoader:
 def load_text_encoders(paths: list[str], family: str, device: str) -> Any:
     """Text encoder from files, on the CPU if `device` says so."""
     cpu = placement.CPU
-    options = {"load_device": cpu, "offload_device": cpu} if device == "cpu" else {}
+    options: dict[str, Any] = {FOLDERS_OPTION: folder_paths.get_folder_paths("text_encoders")}
+    if device == "cpu":
+        options.update(load_device=cpu, offload_device=cpu)
     return text_loading.load_clip(
         ckpt_paths=paths,
         embedding_directory=folder_paths.get_folder_paths("embeddings"),

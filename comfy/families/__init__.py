@@ -6,13 +6,16 @@ channels. Custom nodes append rows in place.
 
 from __future__ import annotations
 
-from comfy.families import sd15, sd20, sdxl
+from comfy.families import flux, sd3, sd15, sd20, sd_pictures, sdxl
 from comfy.families.family import ModelFamily
 
 MODEL_FAMILIES: list[type[ModelFamily]] = [
+    sd_pictures.Stable_Zero123,
     sd15.SD15_instructpix2pix,
     sd15.SD15,
     sd20.SD20,
+    sd_pictures.SD21UnclipL,
+    sd_pictures.SD21UnclipH,
     sdxl.SDXL_instructpix2pix,
     sdxl.SDXLRefiner,
     sdxl.SSD1B,
@@ -20,4 +23,12 @@ MODEL_FAMILIES: list[type[ModelFamily]] = [
     sdxl.KOALA_1B,
     sdxl.Segmind_Vega,
     sdxl.SDXL,
+    sd_pictures.SD_X4Upscaler,
+    sd_pictures.SV3D_u,
+    sd_pictures.SV3D_p,
+    sd_pictures.SVD_img2vid,
+    sd3.SD3,
+    flux.FluxInpaint,
+    flux.Flux,
+    flux.FluxSchnell,
 ]

@@ -1,4 +1,4 @@
-"""Sizes of CLIP text encoders, read from their weights, so that small ones load like full ones."""
+"""Sizes of text encoders, read from their weights, so that small ones load like full ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from comfy.families.unet_layout import count_consecutive
 
 CHANNELS_PER_HEAD = 64  # what every published CLIP text encoder uses
 ENCODERS = ("clip_l", "clip_g", "clip_h")
+T5_ENCODERS = ("t5xxl",)
+T5_ATTENTION = "layer.0.SelfAttention"
 
 
 def text_model_configs(
     state_dict: Mapping[str, Tensor], hints: Mapping[str, int]
 ) -> dict[str, dict[str, Any]]:
-    """Options `<encoder>_model_config` for each CLIP text encoder in a state dict.
+    """Options `<encoder>_model_config` for each text encoder in a state dict.
 
     Args:
         state_dict: Tensors by the keys of the text encoder module (`clip_l.transformer...`).
@@ -31,7 +33,31 @@ def text_model_configs(
         prefix = f"{encoder}.transformer.text_model."
         if any(key.startswith(prefix) for key in state_dict):
             configs[f"{encoder}_model_config"] = _config(state_dict, prefix, hints)
+    for encoder in T5_ENCODERS:
+        prefix = f"{encoder}.transformer."
+        if any(key.startswith(f"{prefix}encoder.block.") for key in state_dict):
+            configs[f"{encoder}_model_config"] = _t5_config(state_dict, prefix)
     return configs
+
+
+def _t5_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    vocabulary, width = _shape(state_dict, f"{prefix}shared.weight")
+    block = f"{prefix}encoder.block.0."
+    inner, _ = _shape(state_dict, f"{block}{T5_ATTENTION}.q.weight")
+    _, heads = _shape(state_dict, f"{block}{T5_ATTENTION}.relative_attention_bias.weight")
+    gated = f"{block}layer.1.DenseReluDense.wi_1.weight" in state_dict
+    first = "wi_0" if gated else "wi"
+    hidden, _ = _shape(state_dict, f"{block}layer.1.DenseReluDense.{first}.weight")
+    return {
+        "d_model": width,
+        "d_kv": inner // heads,
+        "d_ff": hidden,
+        "num_heads": heads,
+        "num_layers": count_consecutive(state_dict, f"{prefix}encoder.block."),
+        "vocab_size": vocabulary,
+        "is_gated_act": gated,
+        "dense_act_fn": "gelu_pytorch_tanh" if gated else "relu",
+    }
 
 
 def _config(

@@ -13,6 +13,7 @@ from comfy.devices import placement
 from comfy.text_encoders.encoder import Chunk, SDClipModel
 from comfy.text_encoders.sdxl import SDXLClipG, SDXLClipGTokenizer
 from comfy.text_encoders.t5_encoder import T5XXLModel, T5XXLTokenizer
+from comfy.text_encoders.t5_pieces import pieces_source
 from comfy.text_encoders.tokenizer import SDTokenizer
 
 WIDTH = 4096  # of a T5 token, to which those of CLIP are padded with zeros
@@ -30,7 +31,10 @@ class SD3Tokenizer:
         kind = given["tokenizer_data"].get("clip_l_tokenizer_class", SDTokenizer)
         self.clip_l = kind(**given)
         self.clip_g = SDXLClipGTokenizer(**given)
-        self.t5xxl = T5XXLTokenizer(**given)
+        # An arrangement without T5 does not need its vocabulary.
+        has_vocabulary = pieces_source(given["tokenizer_data"]) is not None
+        has_t5 = any(".block." in key and "t5xxl." in key for key in given["tokenizer_data"])
+        self.t5xxl = T5XXLTokenizer(**given) if has_vocabulary or has_t5 else None
 
     def tokenize_with_weights(
         self, text: str, return_word_ids: bool = False, **kwargs: Any
@@ -38,7 +42,7 @@ class SD3Tokenizer:
         """Chunks of weighted tokens by encoder name."""
         encoders = {"g": self.clip_g, "l": self.clip_l, "t5xxl": self.t5xxl}
         return {
-            name: one.tokenize_with_weights(text, return_word_ids, **kwargs)
+            name: [] if one is None else one.tokenize_with_weights(text, return_word_ids, **kwargs)
             for name, one in encoders.items()
         }
 
@@ -137,6 +141,8 @@ class SD3ClipModel(nn.Module):
         l_pooled = torch.zeros(1, L_WIDTH, device=resting)
         g_pooled = torch.zeros(1, G_WIDTH, device=resting)
         states = l_states = g_states = None
+        if not pairs["l"] and not pairs["g"]:  # no text for either: as if both were absent
+            return None, torch.cat([l_pooled, g_pooled], dim=-1)
         if self.clip_l is not None:
             l_states, l_pooled = self.clip_l.encode_token_weights(pairs["l"])[:2]
             states = l_states

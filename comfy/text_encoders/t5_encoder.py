@@ -7,7 +7,7 @@ from typing import Any
 
 from comfy.ldm.t5.model import T5
 from comfy.text_encoders.encoder import SDClipModel
-from comfy.text_encoders.t5_pieces import END, PAD, T5Pieces, pieces_path
+from comfy.text_encoders.t5_pieces import END, PAD, T5Pieces, pieces_source
 from comfy.text_encoders.tokenizer import UNLIMITED, SDTokenizer
 
 NAME = "t5xxl"
@@ -49,7 +49,7 @@ class T5XXLTokenizer(SDTokenizer):
         max_length: int = UNLIMITED,
     ) -> None:
         super().__init__(
-            pieces_path(tokenizer_data),
+            pieces_source(tokenizer_data),  # type: ignore[arg-type] # may be its bytes
             max_length=max_length,
             pad_with_end=False,
             embedding_directory=embedding_directory,

@@ -1,19 +1,31 @@
-"""The unigram tokenizer of T5, from a `tokenizer.json` file.
+"""The unigram tokenizer of T5.
 
-The vocabulary is not part of any package this server installs; a file of it can be given by path,
-or under the entry ``t5_tokenizer`` of the tokenizer data.
+No package this server installs carries the vocabulary. It is taken from the text encoder's own file
+(a tensor `spiece_model` of bytes), or from a file: `tokenizer.json` or `spiece.model` of any T5
+v1.1 model, beside the encoder or in the folder of text encoders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
+
+from comfy.text_encoders.sentencepiece_file import read_piece_file, tokenizer_of
 
 END, PAD = 1, 0
 DATA_ENTRY = "t5_tokenizer"
+EMBEDDED = "spiece_model"
+# Names that are looked for, in this order. The last two may belong to another model.
+FILE_NAMES = ("t5_tokenizer.json", "t5_spiece.model", "spiece.model", "tokenizer.json")
+WANTED = (
+    "put tokenizer.json or spiece.model of a T5 v1.1 model (for example of google/t5-v1_1-xxl) "
+    "beside the text encoder or in models/text_encoders, as t5_tokenizer.json or t5_spiece.model"
+)
 
 
 class T5Pieces:
@@ -23,20 +35,29 @@ class T5Pieces:
         self.pieces = pieces
 
     @classmethod
-    def from_pretrained(cls, path: str | None = None) -> T5Pieces:
-        """From the path of a `tokenizer.json`, or of a folder with one.
+    def from_pretrained(cls, source: str | bytes | None = None) -> T5Pieces:
+        """From the path of a file, of a folder with one, or from the bytes of a `spiece.model`.
 
-        Raises FileNotFoundError with what is needed when there is none.
+        Raises:
+            FileNotFoundError: There is none; the text says what is needed.
+            ValueError: The file holds no vocabulary of T5's kind.
         """
-        file = Path(path or "")
-        if path is not None and file.is_dir():
-            file = file / "tokenizer.json"
-        if path is None or not file.is_file():
+        if isinstance(source, bytes):
+            return cls(tokenizer_of(read_piece_file(source)))
+        file = Path(source or "")
+        if source is not None and file.is_dir():
+            found = find_pieces([str(file)])
+            file = file / FILE_NAMES[-1] if found is None else Path(found)
+        if source is None or not file.is_file():
             raise FileNotFoundError(
-                f"the word pieces of T5 were not found ({path or 'no file given'}); get the "
-                "tokenizer.json of a T5 v1.1 model and name it in the tokenizer data"
+                f"the word pieces of T5 were not found ({source or 'no file given'}); {WANTED}"
             )
-        return cls(Tokenizer.from_file(str(file)))
+        try:
+            if file.suffix == ".json":
+                return cls(Tokenizer.from_file(str(file)))
+            return cls(tokenizer_of(read_piece_file(file.read_bytes())))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"{file} holds no word pieces of T5 ({error}); {WANTED}") from error
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         """``{"input_ids": [..., end]}``."""
@@ -47,6 +68,36 @@ class T5Pieces:
         return self.pieces.get_vocab()
 
 
-def pieces_path(tokenizer_data: Mapping[str, Any] | None) -> str | None:
-    """The file that tokenizer data names, if any."""
-    return (tokenizer_data or {}).get(DATA_ENTRY)
+def find_pieces(folders: Iterable[str]) -> str | None:
+    """Path of the first vocabulary file in some folders; None if there is none."""
+    for folder in folders:
+        for name in FILE_NAMES:
+            path = Path(folder) / name
+            if path.is_file() and (path.suffix != ".json" or _is_unigram(path)):
+                return str(path)
+    return None
+
+
+def _is_unigram(path: Path) -> bool:
+    """Whether a `tokenizer.json` is of T5's kind."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    model = content.get("model") if isinstance(content, dict) else None
+    return isinstance(model, dict) and model.get("type") == "Unigram"
+
+
+def pieces_source(tokenizer_data: Mapping[str, Any] | None) -> str | bytes | None:
+    """The vocabulary that tokenizer data name or hold, if any; what a file holds comes first."""
+    data = tokenizer_data or {}
+    for key, value in data.items():
+        if key.rpartition(".")[2] == EMBEDDED:
+            return _bytes_of(value)
+    return data.get(DATA_ENTRY)
+
+
+def _bytes_of(value: Any) -> bytes:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().to(torch.uint8).numpy().tobytes()
+    return bytes(value)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy.families import MODEL_FAMILIES, detection
+from comfy.families import MODEL_FAMILIES, detection, dit_layout, unsupported
 from comfy.weights.fill import IncompleteWeightsError
 from comfy.weights.header_hints import read_hints
 from tests.comfy.families import key_shapes
@@ -58,8 +58,44 @@ def test_families_have_the_recorded_facts(golden_json: Callable[[str], Any]) -> 
         names = [str(dtype).split(".")[1] for dtype in family.supported_inference_dtypes]
         assert names == row["supported_inference_dtypes"]
         heads = row["unet_extra_config_overrides"]
-        assert family.unet_extra_config["num_heads"] == heads["num_heads"]
-        assert family.unet_extra_config["num_head_channels"] == heads["num_head_channels"]
+        for count in ("num_heads", "num_head_channels"):
+            assert family.unet_extra_config.get(count) == heads.get(count)
+        assert family.clip_vision_prefix == row["clip_vision_prefix"]
+        assert family.sampling_settings == row["sampling_settings"]
+        assert family.noise_aug_config == row["noise_aug_config"]
+        assert sorted(family.required_keys) == sorted(row["required_state_dict_keys"])
+
+
+NOT_IN_THE_RECORD = {"num_blocks", "mlp_ratio"}  # the record's reader leaves them to defaults
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SD3 medium",
+        "SD3.5 medium",
+        "SD3.5 large",
+        "Flux dev",
+        "Flux schnell",
+        "Flux fill (inpaint)",
+        "Flux depth/canny full",
+        "SVD img2vid",
+        "SD x4 upscaler",
+        "SD2.1 unCLIP-L",
+    ],
+)
+def test_full_size_networks_have_the_recorded_configuration(
+    name: str, golden_folder: Path, golden_json: Callable[[str], Any]
+) -> None:
+    expected = all_variants(golden_json)[name]["detected_unet_config"]
+    state_dict = key_shapes.network(golden_folder, name, PREFIX)
+    found = detection.detect_unet_config(state_dict, PREFIX)
+    assert found is not None
+    wanted = {key: found.get(key) for key in expected}
+    assert wanted == expected
+    assert found.keys() - expected.keys() <= NOT_IN_THE_RECORD
+    if "num_blocks" in found:
+        assert found["num_blocks"] == found["depth"]
 
 
 def test_the_prefix_is_the_candidate_with_the_most_keys(golden_json: Callable[[str], Any]) -> None:
@@ -124,3 +160,39 @@ def test_an_impossible_hint_is_refused_with_its_name(value: str) -> None:
 @pytest.mark.parametrize("text", ["not json", "[]", '{"something": "else"}'])
 def test_header_entries_of_other_programs_are_ignored(text: str) -> None:
     assert read_hints({"unet_config": text}, "unet_config") == {}
+
+
+def test_a_family_without_a_network_here_is_told_by_name(
+    golden_folder: Path, golden_json: Callable[[str], Any]
+) -> None:
+    """Everything on record that no row claims has a name in the message."""
+    nameless = []
+    for name, variant in all_variants(golden_json).items():
+        if name not in key_shapes.recorded(golden_folder)["nets"]:
+            continue
+        state_dict = key_shapes.network(golden_folder, name, PREFIX)
+        is_unet = PREFIX + "input_blocks.0.0.weight" in state_dict
+        if variant["expected_class"] in SUPPORTED or is_unet:
+            continue
+        if unsupported.name_of(state_dict, PREFIX) is None:
+            nameless.append(name)
+    assert not nameless
+
+
+def test_the_size_of_a_head_decides_the_position_axes() -> None:
+    assert dit_layout.position_axes(128) == [16, 56, 56]
+    for head_size in range(8, 257, 8):
+        axes = dit_layout.position_axes(head_size)
+        assert sum(axes) == head_size
+        assert all(axis > 0 and axis % 2 == 0 for axis in axes)
+
+
+@pytest.mark.parametrize("key", ["img_in.weight", "double_blocks.0.img_mlp.0.weight"])
+def test_a_flux_file_with_a_hole_is_refused_or_unknown(key: str, golden_folder: Path) -> None:
+    state_dict = key_shapes.network(golden_folder, "Flux dev", PREFIX)
+    del state_dict[PREFIX + key]
+    if key == "img_in.weight":
+        assert detection.detect_unet_config(state_dict, PREFIX) is None
+    else:
+        with pytest.raises(IncompleteWeightsError, match=r"img_mlp\.0\.weight is missing"):
+            detection.detect_unet_config(state_dict, PREFIX)

@@ -1,0 +1,133 @@
+"""Base models of the diffusion transformers: Stable Diffusion 3 and FLUX.1."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from comfy import conds, resize
+from comfy.families.base import BaseModel
+from comfy.families.family import ModelFamily
+from comfy.families.model_type import ModelType
+from comfy.ldm.flux.model import Flux as FluxNetwork
+from comfy.ldm.mmdit.model import OpenAISignatureMMDITWrapper
+
+USUAL_GUIDANCE = 3.5
+MASK_CELL = 8  # pixels of a mask's side that share a latent cell
+
+
+class TransformerModel(BaseModel):
+    """What both have in common: pooled text as the vector, text tokens of one length."""
+
+    def encode_adm(self, **kwargs: Any) -> Tensor | None:
+        """Pooled text [B, D]; None where the conditioning has none."""
+        return kwargs.get("pooled_output")
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        """Texts of different length are not repeated to match: positions would no longer fit."""
+        made = super().extra_conds(**kwargs)
+        if kwargs.get("cross_attn") is not None:
+            made["c_crossattn"] = conds.CONDRegular(kwargs["cross_attn"])
+        return made
+
+
+class SD3(TransformerModel):
+    """Stable Diffusion 3 and 3.5."""
+
+    def __init__(
+        self,
+        model_config: ModelFamily,
+        model_type: ModelType | None = ModelType.FLOW,
+        device: torch.device | str | None = None,
+    ) -> None:
+        network = OpenAISignatureMMDITWrapper
+        super().__init__(model_config, model_type, device=device, unet_model=network)
+
+
+class Flux(TransformerModel):
+    """FLUX.1: text, guidance and reference pictures; channels beside the latent for fill, depth
+    and canny.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelFamily,
+        model_type: ModelType | None = ModelType.FLUX,
+        device: torch.device | str | None = None,
+        unet_model: Any = FluxNetwork,
+    ) -> None:
+        super().__init__(model_config, model_type, device=device, unet_model=unet_model)
+        self.memory_usage_factor_conds = ("ref_latents",)
+
+    def input_channels(self) -> int:
+        """Latent channels the network takes; a LoRA may have widened its first layer."""
+        weight = self.diffusion_model.img_in.weight
+        return int(weight.shape[1]) // int(self.diffusion_model.patch_size) ** 2
+
+    def concat_cond(self, **kwargs: Any) -> Tensor | None:
+        """The picture to look at, and for fill models the mask, cell by cell in 64 channels."""
+        channels, plain = self.input_channels(), int(self.model_config.unet_config["out_channels"])
+        if channels <= plain:
+            return None
+        noise: Tensor = kwargs["noise"]
+        image = kwargs.get("concat_latent_image")
+        if image is None:
+            image = torch.zeros_like(noise)
+        image = resize.common_upscale(
+            image.to(noise), noise.shape[-1], noise.shape[-2], "bilinear", "center"
+        )
+        image = resize.resize_to_batch_size(image, noise.shape[0])
+        image = self.process_latent_in(image)
+        if channels <= 2 * plain:
+            return image
+        mask = kwargs.get("concat_mask", kwargs.get("denoise_mask"))
+        return torch.cat([image, self._mask_cells(mask, noise)], dim=1)
+
+    @staticmethod
+    def _mask_cells(mask: Tensor | None, noise: Tensor) -> Tensor:
+        """A mask at eight times the latent's size, its pixels as channels [B, 64, H, W]."""
+        if mask is None:
+            mask = torch.ones_like(noise[:, :1])
+        mask = mask.to(noise).mean(dim=1, keepdim=True)
+        width, height = noise.shape[-1] * MASK_CELL, noise.shape[-2] * MASK_CELL
+        mask = resize.common_upscale(mask, width, height, "bilinear", "center")
+        cells = functional.pixel_unshuffle(mask, MASK_CELL)
+        return resize.resize_to_batch_size(cells, noise.shape[0])
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        """Text, guidance strength, reference latents and an attention mask."""
+        made = super().extra_conds(**kwargs)
+        mask = kwargs.get("attention_mask")
+        if mask is not None:
+            made["attention_mask"] = conds.CONDRegular(self._attention_mask(mask, kwargs))
+        guidance = kwargs.get("guidance", USUAL_GUIDANCE)
+        if guidance is not None:
+            made["guidance"] = conds.CONDRegular(torch.tensor([float(guidance)]))
+        references = kwargs.get("reference_latents")
+        if references is not None:
+            latents = [self.process_latent_in(latent) for latent in references]
+            made["ref_latents"] = conds.CONDList(latents)
+            method = kwargs.get("reference_latents_method")
+            if method is not None:
+                made["ref_latents_method"] = conds.CONDConstant(method)
+        return made
+
+    def _attention_mask(self, mask: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        """The mask for as many patches as the latent has."""
+        patch = int(self.diffusion_model.patch_size)
+        rows, columns = (math.ceil(side / patch) for side in kwargs["noise"].shape[2:4])
+        described = tuple(kwargs.get("attention_mask_img_shape", (1, 1)))
+        return resize.upscale_dit_mask(mask, described, (rows, columns))
+
+    def extra_conds_shapes(self, **kwargs: Any) -> dict[str, list[int]]:
+        """Reference latents weigh like a latent of their joint size."""
+        references = kwargs.get("reference_latents")
+        if references is None:
+            return {}
+        channels = self.latent_format.latent_channels
+        cells = sum(math.prod(latent.shape) for latent in references) // channels
+        return {"ref_latents": [1, channels, cells]}

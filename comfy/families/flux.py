@@ -1,0 +1,73 @@
+"""FLUX.1: a transformer over patches of 16-channel latents, conditioned on T5-XXL and CLIP ViT-L.
+
+"dev" models were taught a guidance scale, "schnell" ones were not; "fill", "depth" and "canny" take
+more channels beside the latent.
+"""
+# ruff: noqa: RUF012 - class attributes are the facts of a family
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from comfy import latent_formats
+from comfy.families import dit_model
+from comfy.families.base import BaseModel
+from comfy.families.dit_layout import read_flux_config
+from comfy.families.family import ClipTarget, ModelFamily, StateDict
+from comfy.families.model_type import ModelType
+from comfy.text_encoders.flux import FluxTokenizer, flux_clip
+
+FILL_CHANNELS = 96  # latent, masked picture, and 64 pixels of the mask
+
+
+class Flux(ModelFamily):
+    """FLUX.1 dev."""
+
+    unet_config: dict[str, Any] = {"image_model": "flux", "guidance_embed": True}
+    read_config = staticmethod(read_flux_config)
+    latent_format: Any = latent_formats.Flux
+    memory_usage_factor = 3.1
+    supported_inference_dtypes = [torch.bfloat16, torch.float16, torch.float32]
+    vae_key_prefix = ["vae."]
+    text_encoder_key_prefix = ["text_encoders."]
+
+    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
+        """Flow with the shift of the large models."""
+        del state_dict, prefix
+        return ModelType.FLUX
+
+    def inpaint_model(self) -> bool:
+        """Never: what lies beside the latent is the base model's own business."""
+        return False
+
+    def get_model(
+        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
+    ) -> BaseModel:
+        """The FLUX base model."""
+        return self._build(dit_model.Flux, state_dict, prefix, device)
+
+    def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
+        """T5-XXL and CLIP ViT-L."""
+        del state_dict
+        return ClipTarget(FluxTokenizer, flux_clip())
+
+
+class FluxInpaint(Flux):
+    """FLUX.1 fill."""
+
+    unet_config = {**Flux.unet_config, "in_channels": FILL_CHANNELS}
+    supported_inference_dtypes = [torch.bfloat16, torch.float32]
+
+
+class FluxSchnell(Flux):
+    """FLUX.1 schnell."""
+
+    unet_config = {"image_model": "flux", "guidance_embed": False}
+    sampling_settings = {"multiplier": 1.0, "shift": 1.0}
+
+    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
+        """Flow on times 0..1."""
+        del state_dict, prefix
+        return ModelType.FLOW

@@ -1,0 +1,89 @@
+"""Noise on what a network is shown beside the latent, so that it need not be followed closely.
+
+The amount is a step 0..T-1 of a noise schedule, of which the network is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from comfy.nn.timesteps import timestep_embedding
+
+STEPS = 1000
+LARGEST_BETA = 0.999
+COSINE_OFFSET = 0.008
+
+
+def linear_alphas(start: float = 1e-4, end: float = 2e-2) -> Tensor:
+    """Share of the signal's variance after each step; the roots of beta grow linearly.
+
+    Returns:
+        [STEPS] in float64.
+    """
+    betas = torch.linspace(start**0.5, end**0.5, STEPS, dtype=torch.float64) ** 2
+    return torch.cumprod(1.0 - betas, dim=0)
+
+
+def cosine_alphas() -> Tensor:
+    """Share of the signal's variance after each step of the capped squared-cosine schedule.
+
+    Source: Nichol and Dhariwal 2021, https://arxiv.org/abs/2102.09672.
+    """
+    at = torch.arange(STEPS + 1, dtype=torch.float64) / STEPS
+    share = torch.cos((at + COSINE_OFFSET) / (1 + COSINE_OFFSET) * math.pi / 2) ** 2
+    betas = (1.0 - share[1:] / share[:-1]).clamp(max=LARGEST_BETA)
+    return torch.cumprod(1.0 - betas, dim=0)
+
+
+class NoiseAugmentation(nn.Module):
+    """Adds noise of a step.
+
+    Args:
+        alphas: Makes the share of the signal's variance after each step.
+        max_noise_level: Number of steps that may be asked for.
+    """
+
+    def __init__(self, alphas: Callable[[], Tensor], max_noise_level: int = STEPS) -> None:
+        super().__init__()
+        self.max_noise_level = max_noise_level
+        self._alphas = alphas
+
+    def noised(self, x: Tensor, noise_level: Tensor, seed: int | None = None) -> Tensor:
+        """x [B, ...] with noise of the steps `noise_level` [B]."""
+        if seed is None:
+            noise = torch.randn_like(x)
+        else:
+            generator = torch.Generator(device="cpu").manual_seed(seed % 2**64)
+            noise = torch.randn(x.shape, dtype=x.dtype, generator=generator).to(x.device)
+        share = self._alphas().to(x)[noise_level.to(x.device)]
+        share = share.reshape(-1, *[1] * (x.ndim - 1))
+        return share.sqrt() * x + (1.0 - share).sqrt() * noise
+
+
+class EmbeddingNoiseAugmentation(NoiseAugmentation):
+    """Noise on image embeddings, in their standardised space.
+
+    Args:
+        dim: Channels of an embedding.
+    """
+
+    data_mean: Tensor
+    data_std: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(cosine_alphas)
+        self.dim = dim
+        self.register_buffer("data_mean", torch.zeros(1, dim), persistent=False)
+        self.register_buffer("data_std", torch.ones(1, dim), persistent=False)
+
+    def forward(
+        self, x: Tensor, noise_level: Tensor, seed: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Embeddings [B, dim] with noise, and the steps as sinusoids [B, dim]."""
+        mean, std = self.data_mean.to(x), self.data_std.to(x)
+        noisy = self.noised((x - mean) / std, noise_level, seed) * std + mean
+        return noisy, timestep_embedding(noise_level.to(x.device), self.dim)

@@ -1,0 +1,136 @@
+"""Reads the vocabulary files of SentencePiece (`spiece.model`).
+
+Such a file is one protobuf message: the pieces with their scores, how the vocabulary was trained,
+and how text is normalised. Only what a tokenizer needs is read.
+Source: https://github.com/google/sentencepiece, sentencepiece_model.proto.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+PIECES, TRAINING, NORMALISING = 1, 2, 3  # fields of the whole message
+TEXT, SCORE, KIND = 1, 2, 3  # fields of a piece
+MODEL_TYPE, UNIGRAM = 3, 1  # field and value in the part on training
+CHARACTER_MAP, PREFIX, SPACES = 2, 3, 4  # fields in the part on normalising
+UNKNOWN_KIND, BYTE_KIND = 2, 6
+VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5  # wire types
+BLANK = "\u2581"  # stands for a space in pieces
+
+
+@dataclass
+class PieceFile:
+    """What a file says.
+
+    Attributes:
+        pieces: Text and score (a log probability) of each piece, in the order of their ids.
+        unknown: Id of the piece for what no piece covers.
+        byte_pieces: Whether unknown characters are spelled in bytes.
+        character_map: Compiled replacements of characters; empty for none.
+        adds_prefix: Whether text begins with a space.
+        joins_spaces: Whether several spaces count as one.
+    """
+
+    pieces: list[tuple[str, float]] = field(default_factory=list)
+    unknown: int | None = None
+    byte_pieces: bool = False
+    character_map: bytes = b""
+    adds_prefix: bool = True
+    joins_spaces: bool = True
+
+
+def read_piece_file(content: bytes) -> PieceFile:
+    """Parses a file.
+
+    Raises:
+        ValueError: It is no SentencePiece file, or not of the unigram kind.
+    """
+    found = PieceFile()
+    try:
+        for number, value in _fields(content):
+            if number == PIECES and isinstance(value, bytes):
+                _add_piece(found, value)
+            elif number == TRAINING and isinstance(value, bytes):
+                kind = dict(_fields(value)).get(MODEL_TYPE, UNIGRAM)
+                if kind != UNIGRAM:
+                    raise ValueError(f"model type {kind!r}; expected {UNIGRAM} (unigram)")
+            elif number == NORMALISING and isinstance(value, bytes):
+                rules = dict(_fields(value))
+                characters = rules.get(CHARACTER_MAP, b"")
+                found.character_map = characters if isinstance(characters, bytes) else b""
+                found.adds_prefix = bool(rules.get(PREFIX, True))
+                found.joins_spaces = bool(rules.get(SPACES, True))
+    except (IndexError, struct.error, UnicodeDecodeError) as error:
+        raise ValueError(f"this is no SentencePiece file ({error})") from error
+    if not found.pieces or found.unknown is None:
+        raise ValueError("this is no SentencePiece file: it has no pieces or none for the unknown")
+    return found
+
+
+def _add_piece(found: PieceFile, message: bytes) -> None:
+    facts = dict(_fields(message))
+    text, score, kind = facts[TEXT], facts.get(SCORE, 0.0), facts.get(KIND)
+    if not isinstance(text, bytes) or not isinstance(score, float):
+        raise ValueError("this is no SentencePiece file: a piece has no text or no score")
+    if kind == UNKNOWN_KIND:
+        found.unknown = len(found.pieces)
+    found.byte_pieces = found.byte_pieces or kind == BYTE_KIND
+    found.pieces.append((text.decode("utf-8"), score))
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | float | bytes]]:
+    """Number and value of each field of a protobuf message."""
+    place = 0
+    while place < len(message):
+        tag, place = _varint(message, place)
+        number, wire = tag >> 3, tag & 7
+        if wire == VARINT:
+            value, place = _varint(message, place)
+            yield number, value
+        elif wire == FOUR_BYTES:
+            yield number, struct.unpack_from("<f", message, place)[0]
+            place += 4
+        elif wire == EIGHT_BYTES:
+            yield number, struct.unpack_from("<d", message, place)[0]
+            place += 8
+        elif wire == COUNTED:
+            length, place = _varint(message, place)
+            if place + length > len(message):
+                raise IndexError("a field is longer than the file")
+            yield number, message[place : place + length]
+            place += length
+        else:
+            raise IndexError(f"unknown wire type {wire}")
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    """A number of seven bits a byte, least first, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = message[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            return value, place
+        shift += 7
+        if shift > 63:
+            raise IndexError("a number is too long")
+
+
+def tokenizer_of(file: PieceFile) -> Tokenizer:
+    """A tokenizer with these pieces."""
+    model = models.Unigram(file.pieces, unk_id=file.unknown, byte_fallback=file.byte_pieces)
+    tokenizer = Tokenizer(model)
+    steps: list[normalizers.Normalizer] = []
+    if file.character_map:
+        steps.append(normalizers.Precompiled(file.character_map))
+    if file.joins_spaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    scheme = "always" if file.adds_prefix else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=BLANK, prepend_scheme=scheme)
+    return tokenizer

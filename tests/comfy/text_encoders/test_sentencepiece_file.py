@@ -1,0 +1,117 @@
+"""Vocabularies of T5: from `spiece.model`, from `tokenizer.json`, from the encoder's own file."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from comfy.text_encoders.sentencepiece_file import read_piece_file, tokenizer_of
+from comfy.text_encoders.t5_pieces import T5Pieces, find_pieces, pieces_source
+
+WORDS = [
+    "<pad>",
+    "</s>",
+    "<unk>",
+    "\u2581",
+    "\u2581a",
+    "\u2581red",
+    "\u2581cat",
+    "c",
+    "a",
+    "t",
+    "s",
+]
+NORMAL, UNKNOWN, CONTROL = 1, 2, 3
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    while value > 0x7F:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])
+
+
+def counted(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def piece_file(model_type: int = 1, adds_prefix: bool = True) -> bytes:
+    """The bytes of a `spiece.model` with a few words."""
+    content = b""
+    for number, word in enumerate(WORDS):
+        kind = {0: CONTROL, 1: CONTROL, 2: UNKNOWN}.get(number, NORMAL)
+        piece = counted(1, word.encode()) + varint(2 << 3 | 5) + struct.pack("<f", -float(number))
+        content += counted(1, piece + varint(3 << 3) + varint(kind))
+    training = varint(3 << 3) + varint(model_type) + counted(7, b"ignored")
+    normalising = varint(3 << 3) + varint(int(adds_prefix)) + varint(4 << 3) + varint(1)
+    return content + counted(2, training) + counted(3, normalising)
+
+
+def same_as_json(folder: Path) -> Path:
+    tokenizer = Tokenizer(models.Unigram([(w, -float(n)) for n, w in enumerate(WORDS)], unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    path = folder / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("text", ["a red cat", "cats", "", "a  red   cat ", "xyz cat", " red"])
+def test_both_kinds_of_file_give_the_same_tokens(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "spiece.model"
+    path.write_bytes(piece_file())
+    from_pieces = T5Pieces.from_pretrained(str(path))
+    from_json = T5Pieces.from_pretrained(str(same_as_json(tmp_path)))
+    single = " ".join(text.split())
+    assert from_pieces(text) == from_json(single)
+    assert from_pieces(text)["input_ids"][-1] == 1
+
+
+def test_the_words_have_the_ids_of_the_file() -> None:
+    pieces = T5Pieces.from_pretrained(piece_file())
+    assert pieces("a red cats")["input_ids"] == [4, 5, 6, 10, 1]
+    assert pieces("\u732b")["input_ids"][-2:] == [2, 1]
+
+
+def test_a_file_may_leave_out_the_blank_at_the_beginning() -> None:
+    tokenizer = tokenizer_of(read_piece_file(piece_file(adds_prefix=False)))
+    assert tokenizer.encode("cat", add_special_tokens=False).ids == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x00", b"not a vocabulary", b"\xff" * 40, piece_file()[:50], piece_file(model_type=2)],
+)
+def test_what_is_no_vocabulary_is_refused(content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"SentencePiece|model type"):
+        read_piece_file(content)
+    path = tmp_path / "spiece.model"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"spiece\.model holds no word pieces of T5"):
+        T5Pieces.from_pretrained(str(path))
+
+
+def test_the_encoders_own_vocabulary_comes_first() -> None:
+    own = torch.tensor(list(piece_file()), dtype=torch.uint8)
+    data = {"t5_tokenizer": "/elsewhere", "spiece_model": own}
+    assert pieces_source(data) == piece_file()
+    assert pieces_source({"t5xxl.transformer.spiece_model": own}) == piece_file()
+    assert pieces_source({"t5_tokenizer": "/elsewhere"}) == "/elsewhere"
+    assert pieces_source(None) is None
+
+
+def test_vocabularies_of_other_encoders_are_passed_over(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    Tokenizer(models.BPE()).save(str(first / "tokenizer.json"))
+    assert find_pieces([str(first)]) is None
+    (first / "broken.json").write_text("{", encoding="utf-8")
+    found = same_as_json(second)
+    assert find_pieces([str(first), str(second)]) == str(found)
+    (second / "t5_tokenizer.json").write_bytes(found.read_bytes())
+    assert find_pieces([str(second)]) == str(second / "t5_tokenizer.json")
