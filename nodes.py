@@ -73,6 +73,8 @@ from comfy_nodes.loaders import (
     VAELoader,
 )
 from comfy_nodes.sampling import KSampler, KSamplerAdvanced, common_ksampler
+from comfy_nodes.special_loaders import DiffusersLoader, unCLIPCheckpointLoader
+from comfy_nodes.style import StyleModelApply, StyleModelLoader
 from comfy_nodes.table import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfy_nodes.vae import (
     InpaintModelConditioning,

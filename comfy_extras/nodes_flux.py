@@ -5,15 +5,86 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import node_helpers
+from comfy import resize
 from comfy.devices import placement
 from comfy.sampling.schedule_curves import flux2_schedule
 from comfy_api.latest import io
+from comfy_extras.declarations import text_input
 from comfy_extras.extension import entrypoint_of
 
 CONDITIONING = "advanced/conditioning/flux"
 FLUX2_CELL, FLUX2_CHANNELS = 16, 128
+
+# Sizes (width, height) that the editing model of the first FLUX was taught, all near a megapixel;
+# each serves upright and lying.
+UPRIGHT_SIZES = (
+    (672, 1568),
+    (688, 1504),
+    (720, 1456),
+    (752, 1392),
+    (800, 1328),
+    (832, 1248),
+    (880, 1184),
+    (944, 1104),
+)
+KONTEXT_SIZES = (
+    *UPRIGHT_SIZES,
+    (1024, 1024),
+    *((width, height) for height, width in reversed(UPRIGHT_SIZES)),
+)
+
+
+class CLIPTextEncodeFlux(io.ComfyNode):
+    """Text to conditioning, with a text for each encoder and the model's own guidance."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="CLIPTextEncodeFlux",
+            category=CONDITIONING,
+            inputs=[
+                io.Clip.Input("clip"),
+                text_input("clip_l"),
+                text_input("t5xxl"),
+                io.Float.Input("guidance", default=3.5, min=0.0, max=100.0, step=0.1),
+            ],
+            outputs=[io.Conditioning.Output()],
+        )
+
+    @classmethod
+    def execute(cls, clip: Any, clip_l: str, t5xxl: str, guidance: float) -> io.NodeOutput:
+        tokens = {**clip.tokenize(clip_l), "t5xxl": clip.tokenize(t5xxl)["t5xxl"]}
+        values = {"guidance": guidance}
+        return io.NodeOutput(clip.encode_from_tokens_scheduled(tokens, add_dict=values))
+
+    encode = execute
+
+
+class FluxKontextImageScale(io.ComfyNode):
+    """Resizes a picture to the best size for the editing model."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="FluxKontextImageScale",
+            category=CONDITIONING,
+            description="Resizes to the size nearest in proportion that FLUX Kontext was taught.",
+            inputs=[io.Image.Input("image")],
+            outputs=[io.Image.Output()],
+        )
+
+    @classmethod
+    def execute(cls, image: Tensor) -> io.NodeOutput:
+        wanted = image.shape[2] / image.shape[1]
+        width, height = min(KONTEXT_SIZES, key=lambda size: abs(wanted - size[0] / size[1]))
+        pixels = image.movedim(-1, 1)
+        resized = resize.common_upscale(pixels, width, height, "lanczos", "center")
+        return io.NodeOutput(resized.movedim(1, -1))
+
+    scale = execute
 
 
 class FluxGuidance(io.ComfyNode):
@@ -145,6 +216,8 @@ class Flux2Scheduler(io.ComfyNode):
 
 
 comfy_entrypoint = entrypoint_of(
+    CLIPTextEncodeFlux,
+    FluxKontextImageScale,
     FluxDisableGuidance,
     FluxGuidance,
     FluxKontextMultiReferenceLatentMethod,

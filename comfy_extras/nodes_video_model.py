@@ -1,4 +1,4 @@
-"""Guidance and areas of video models whose batch axis is time."""
+"""Loading, conditioning, guidance and areas of video models whose batch axis is time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,147 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import folder_paths
 import node_helpers
+from comfy import loading, resize
+from comfy_extras.empty_latents import empty_image
+from comfy_extras.nodes_model_merging import HIDDEN, save_checkpoint
 from comfy_nodes.conditioning import Conditioning
+from comfy_nodes.limits import MAX_RESOLUTION
+
+CELL, CHANNELS = 8, 4
+
+
+class ImageOnlyCheckpointLoader:
+    """Loads a checkpoint whose text encoder is an image encoder."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"ckpt_name": (folder_paths.get_filename_list("checkpoints"),)}}
+
+    RETURN_TYPES = ("MODEL", "CLIP_VISION", "VAE")
+    FUNCTION = "load_checkpoint"
+    CATEGORY = "loaders/video_models"
+
+    def load_checkpoint(
+        self, ckpt_name: str, output_vae: bool = True, output_clip: bool = True
+    ) -> tuple[Any, Any, Any]:
+        """Model, image encoder and autoencoder."""
+        del output_clip  # it has none
+        path = folder_paths.get_full_path_or_raise("checkpoints", ckpt_name)
+        found = loading.load_checkpoint_guess_config(
+            path, output_vae=output_vae, output_clip=False, output_clipvision=True
+        )
+        return (found.model, found.clip_vision, found.vae)
+
+
+class ImageOnlyCheckpointSave:
+    """Saves model, image encoder and autoencoder in one file."""
+
+    def __init__(self) -> None:
+        self.output_dir = folder_paths.get_output_directory()
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "model": ("MODEL",),
+                "clip_vision": ("CLIP_VISION",),
+                "vae": ("VAE",),
+                "filename_prefix": ("STRING", {"default": "checkpoints/ComfyUI"}),
+            },
+            "hidden": dict(HIDDEN),
+        }
+
+    RETURN_TYPES = ()
+    FUNCTION = "save"
+    OUTPUT_NODE = True
+    CATEGORY = "advanced/model_merging"
+
+    def save(
+        self,
+        model: Any,
+        clip_vision: Any,
+        vae: Any,
+        filename_prefix: str,
+        prompt: dict[str, Any] | None = None,
+        extra_pnginfo: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Weights as LoRAs and merges make them."""
+        save_checkpoint(
+            model,
+            clip_vision=clip_vision,
+            vae=vae,
+            filename_prefix=filename_prefix,
+            output_dir=self.output_dir,
+            prompt=prompt,
+            extra_pnginfo=extra_pnginfo,
+        )
+        return {}
+
+
+class SVD_img2vid_Conditioning:
+    """Asks Stable Video Diffusion to go on from a picture."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        def side(default: int) -> tuple[str, dict[str, int]]:
+            return "INT", {"default": default, "min": 16, "max": MAX_RESOLUTION, "step": 8}
+
+        augmentation = {"default": 0.0, "min": 0.0, "max": 10.0, "step": 0.01}
+        return {
+            "required": {
+                "clip_vision": ("CLIP_VISION",),
+                "init_image": ("IMAGE",),
+                "vae": ("VAE",),
+                "width": side(1024),
+                "height": side(576),
+                "video_frames": ("INT", {"default": 14, "min": 1, "max": 4096}),
+                "motion_bucket_id": ("INT", {"default": 127, "min": 1, "max": 1023}),
+                "fps": ("INT", {"default": 6, "min": 1, "max": 1024}),
+                "augmentation_level": ("FLOAT", augmentation),
+            }
+        }
+
+    RETURN_TYPES = ("CONDITIONING", "CONDITIONING", "LATENT")
+    RETURN_NAMES = ("positive", "negative", "latent")
+    FUNCTION = "encode"
+    CATEGORY = "conditioning/video_models"
+
+    def encode(
+        self,
+        clip_vision: Any,
+        init_image: Tensor,
+        vae: Any,
+        width: int,
+        height: int,
+        video_frames: int,
+        motion_bucket_id: int,
+        fps: int,
+        augmentation_level: float,
+    ) -> tuple[Conditioning, Conditioning, dict[str, Tensor]]:
+        """Both conditionings and an empty latent [frames, 4, height / 8, width / 8].
+
+        Args:
+            augmentation_level: Standard deviation of noise on the picture; more of it lets the
+                video differ more from the picture.
+        """
+        embeds = clip_vision.encode_image(init_image).image_embeds.unsqueeze(0)
+        pixels = resize.common_upscale(
+            init_image.movedim(-1, 1), width, height, "bilinear", "center"
+        ).movedim(1, -1)[..., :3]
+        if augmentation_level > 0:
+            pixels = pixels + torch.randn_like(pixels) * augmentation_level
+        latent = vae.encode(pixels)
+        facts = {
+            "motion_bucket_id": motion_bucket_id,
+            "fps": fps,
+            "augmentation_level": augmentation_level,
+        }
+        positive = [[embeds, {**facts, "concat_latent_image": latent}]]
+        nothing = {**facts, "concat_latent_image": torch.zeros_like(latent)}
+        samples = empty_image(video_frames, CHANNELS, height, width, CELL)
+        return (positive, [[torch.zeros_like(embeds), nothing]], {"samples": samples})
 
 
 def guided_by_frame(args: dict[str, Any], scales: Tensor) -> Tensor:
@@ -114,9 +253,14 @@ class ConditioningSetAreaPercentageVideo:
 
 
 NODE_CLASS_MAPPINGS = {
+    "ImageOnlyCheckpointLoader": ImageOnlyCheckpointLoader,
+    "ImageOnlyCheckpointSave": ImageOnlyCheckpointSave,
+    "SVD_img2vid_Conditioning": SVD_img2vid_Conditioning,
     "VideoLinearCFGGuidance": VideoLinearCFGGuidance,
     "VideoTriangleCFGGuidance": VideoTriangleCFGGuidance,
     "ConditioningSetAreaPercentageVideo": ConditioningSetAreaPercentageVideo,
 }
 
-NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {}
+NODE_DISPLAY_NAME_MAPPINGS = {
+    "ImageOnlyCheckpointLoader": "Image Only Checkpoint Loader (img2vid model)",
+}

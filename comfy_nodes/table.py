@@ -17,6 +17,8 @@ from comfy_nodes import (
     latent_files,
     loaders,
     sampling,
+    special_loaders,
+    style,
     vae,
     vision,
 )
@@ -24,8 +26,10 @@ from comfy_nodes import (
 CATEGORIES = (
     sampling,
     loaders,
+    special_loaders,
     conditioning,
     control,
+    style,
     latent,
     latent_files,
     vae,

@@ -1,0 +1,1 @@
+"""Sound for nodes: reading, resampling, saving, editing, latents."""

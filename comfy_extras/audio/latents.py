@@ -1,0 +1,125 @@
+"""Nodes between sounds and latents, and their conditioning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import node_helpers
+from comfy.devices import placement
+from comfy_api.latest import io
+from comfy_extras.audio.waveforms import Audio, resample
+from comfy_extras.declarations import batch_input, pair_inputs, pair_outputs
+
+Latent = dict[str, Any]
+RATE = 44100  # hertz, of autoencoders that do not say
+CHANNELS, SAMPLES_A_CELL = 64, 2048  # of Stable Audio's latents
+LOUDEST = 5.0  # standard deviations that are let through unchanged
+
+
+class EmptyLatentAudio(io.ComfyNode):
+    """An empty latent of Stable Audio."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="EmptyLatentAudio",
+            display_name="Empty Latent Audio",
+            category="latent/audio",
+            inputs=[
+                io.Float.Input("seconds", default=47.6, min=1.0, max=1000.0, step=0.1),
+                batch_input(),
+            ],
+            outputs=[io.Latent.Output()],
+        )
+
+    @classmethod
+    def execute(cls, seconds: float, batch_size: int) -> io.NodeOutput:
+        length = round(seconds * RATE / SAMPLES_A_CELL / 2) * 2
+        device = placement.intermediate_device()
+        samples = torch.zeros(batch_size, CHANNELS, length, device=device)
+        return io.NodeOutput({"samples": samples, "type": "audio"})
+
+    generate = execute
+
+
+class ConditioningStableAudio(io.ComfyNode):
+    """Tells the model which part of how long a sound it makes."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        def seconds(id: str, default: float) -> io.Float.Input:
+            return io.Float.Input(id, default=default, min=0.0, max=1000.0, step=0.1)
+
+        return io.Schema(
+            node_id="ConditioningStableAudio",
+            category="conditioning",
+            inputs=[*pair_inputs(), seconds("seconds_start", 0.0), seconds("seconds_total", 47.0)],
+            outputs=pair_outputs(),
+        )
+
+    @classmethod
+    def execute(
+        cls, positive: Any, negative: Any, seconds_start: float, seconds_total: float
+    ) -> io.NodeOutput:
+        values = {"seconds_start": seconds_start, "seconds_total": seconds_total}
+        return io.NodeOutput(
+            node_helpers.conditioning_set_values(positive, values),
+            node_helpers.conditioning_set_values(negative, values),
+        )
+
+    append = execute
+
+
+class VAEEncodeAudio(io.ComfyNode):
+    """A sound as a latent."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="VAEEncodeAudio",
+            display_name="VAE Encode Audio",
+            category="latent/audio",
+            inputs=[io.Audio.Input("audio"), io.Vae.Input("vae")],
+            outputs=[io.Latent.Output()],
+        )
+
+    @classmethod
+    def execute(cls, vae: Any, audio: Audio) -> io.NodeOutput:
+        rate = getattr(vae, "audio_sample_rate", RATE)
+        waveform = resample(audio["waveform"], audio["sample_rate"], rate)
+        return io.NodeOutput({"samples": vae.encode(waveform.movedim(1, -1))})
+
+    encode = execute
+
+
+class VAEDecodeAudio(io.ComfyNode):
+    """A latent as a sound, no louder than a few standard deviations."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="VAEDecodeAudio",
+            display_name="VAE Decode Audio",
+            category="latent/audio",
+            inputs=[io.Latent.Input("samples"), io.Vae.Input("vae")],
+            outputs=[io.Audio.Output()],
+        )
+
+    @classmethod
+    def execute(cls, vae: Any, samples: Latent) -> io.NodeOutput:
+        waveform = vae.decode(samples["samples"]).movedim(-1, 1)
+        spread = waveform.std(dim=(1, 2), keepdim=True) * LOUDEST
+        rate = getattr(vae, "audio_sample_rate", RATE)
+        return io.NodeOutput({"waveform": waveform / spread.clamp(min=1.0), "sample_rate": rate})
+
+    decode = execute
+
+
+NODES: tuple[type[io.ComfyNode], ...] = (
+    EmptyLatentAudio,
+    ConditioningStableAudio,
+    VAEEncodeAudio,
+    VAEDecodeAudio,
+)

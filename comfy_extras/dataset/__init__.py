@@ -1,0 +1,1 @@
+"""Nodes that prepare pictures and texts for training, by what they work on."""
