@@ -90,19 +90,28 @@ async def post_reorder(request: web.Request) -> web.Response:
 @describe(
     STATE,
     body=shape({"prompt_id": TEXT, "number": NUMBER}),
-    answers={400: ref("Error"), 404: ref("Error")},
+    answers={400: ref("Error"), 404: ref("Error"), 409: ref("Error")},
 )
 async def post_priority(request: web.Request) -> web.Response:
     """Gives a waiting prompt another position value; smaller runs first."""
     queue = _admin_queue(request)
     body = await read_object(request)
-    if not queue.set_number(str(body.get("prompt_id")), _number(body)):
-        return error_response(404, f"no prompt {body.get('prompt_id')} is waiting")
-    return _state(queue)
+    prompt_id = str(body.get("prompt_id"))
+    if queue.set_number(prompt_id, _number(body)):
+        return _state(queue)
+    if queue.is_running(prompt_id) or prompt_id in queue.history:
+        return error_response(409, f"prompt {prompt_id} waits no longer: it runs or has ended")
+    return error_response(404, f"there is no prompt {prompt_id}")
 
 
 def _number(body: dict[str, Any]) -> float:
     value = body.get("number")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BadJson("number must be a finite number")
-    return value
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise BadJson("number must be a finite number")
+    return number

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -128,7 +131,7 @@ def test_jobs_are_filtered_sorted_and_paged(client: Client, server: ServerProces
     assert times == sorted(times, reverse=True)
 
 
-def test_a_job_nobody_knows_is_404(server: ServerProcess) -> None:
+def test_a_job_nobody_knows_is_404(client: Client, server: ServerProcess) -> None:
     from urllib.error import HTTPError
 
     with pytest.raises(HTTPError) as error:
@@ -136,6 +139,9 @@ def test_a_job_nobody_knows_is_404(server: ServerProcess) -> None:
     assert error.value.code == 404
     error.value.close()
     assert server.post(f"/api/jobs/{uuid.uuid4()}/cancel", {}) == (200, {"cancelled": False})
+    done = client.run(show()).prompt_id
+    status, _ = server.post("/api/queue/priority", {"prompt_id": done, "number": 1})
+    assert status == 409
     status, _ = server.post("/api/queue/priority", {"prompt_id": "nobody", "number": 1})
     assert status == 404
 
@@ -164,6 +170,19 @@ def test_history_is_read_paged_and_deleted(client: Client, server: ServerProcess
     server.post("/history", {"delete": [ids[0]]})
     assert server.get(f"/history/{ids[0]}") == {}
     assert list(server.get("/history"))[-2:] == ids[1:]
+
+
+def test_a_long_history_is_sent_compressed_to_who_takes_it(
+    client: Client, server: ServerProcess
+) -> None:
+    client.run(show(), extra_data={"note": "long " * 10_000})
+    request = urllib.request.Request(server.url + "/history?max_items=1")
+    request.add_header("Accept-Encoding", "gzip")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.headers["Content-Encoding"] == "gzip"
+        body = answer.read()
+    assert len(body) < 5000
+    assert json.loads(gzip.decompress(body)) == server.get("/history?max_items=1")
 
 
 def test_an_answer_that_waits_for_the_result(server: ServerProcess) -> None:
