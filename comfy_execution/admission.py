@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,8 @@ class Admission:
         for place, failure in zip(reserved, self._write(list(reserved.values()))):
             if failure is None:
                 accepted.append(reserved[place])
+            elif isinstance(failure, sqlite3.Error):
+                outcomes[place] = items.NotStoredError(reserved[place].item[1], failure)
             else:
                 outcomes[place] = failure
         return outcomes, accepted

@@ -109,6 +109,16 @@ class PromptIdConflictError(ValueError):
         self.prompt_id = prompt_id
 
 
+class NotStoredError(RuntimeError):
+    """A prompt that could not be put on disk, and so was not queued."""
+
+    def __init__(self, prompt_id: str, error: Exception) -> None:
+        super().__init__(
+            f"the journal of the queue could not be written ({error}), so prompt {prompt_id} was "
+            "not queued; make room on its disk, or start with --no-journal"
+        )
+
+
 def normalize_item(item: Sequence[Any]) -> QueueItem:
     """Turns a five or six item tuple into the six item form, secrets moved to their place.
 

@@ -102,7 +102,10 @@ class PromptQueue(QueueOrder):
                 self._journal.flush()
         except OSError as error:
             self._withdraw([one.item[1] for one in accepted])
-            return [error if isinstance(o, Submission) else o for o in outcomes]
+            return [
+                items.NotStoredError(o.prompt_id, error) if isinstance(o, Submission) else o
+                for o in outcomes
+            ]
         return outcomes
 
     def _withdraw(self, prompt_ids: Sequence[str]) -> None:

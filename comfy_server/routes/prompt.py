@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from comfy_execution.items import SENSITIVE_EXTRA_DATA_KEYS, Submission, SubmissionKind
+from comfy_execution.items import (
+    SENSITIVE_EXTRA_DATA_KEYS,
+    NotStoredError,
+    Submission,
+    SubmissionKind,
+)
 from comfy_server.auth import bounded_user, owner_of
 from comfy_server.completions import COMPLETIONS
 from comfy_server.describe import FLAG, describe, ref
@@ -90,7 +95,7 @@ async def post_prompt(request: web.Request) -> web.Response:
         if not valid:
             return json_response({"error": error, "node_errors": node_errors}, status=400)
         with _reply_first(server, submitted):
-            answer = _accepted(await server.submit(submitted_item(submitted, outputs)))
+            answer = _accepted(await _submit(server, submitted_item(submitted, outputs)))
         if _wants_result(request, body):
             answer["history"] = await _result(request, submitted.prompt_id)
     except PromptRefused as refused:
@@ -164,6 +169,7 @@ def sort_out(body: dict[str, Any], server: PromptServer) -> Request:
     client_id = _optional(body, "client_id", str, "text")
     if client_id is not None:
         extra_data["client_id"] = client_id
+    _optional(extra_data, "client_id", str, "text")
     targets = _optional(body, "partial_execution_targets", list, "a list of node ids")
     if targets is not None:
         targets = [str(target) for target in targets]
@@ -217,7 +223,7 @@ def _position(body: dict[str, Any], server: PromptServer) -> float:
         return -number if body.get("front") else number
     try:
         position = float(wish)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         position = math.nan
     if not math.isfinite(position):
         raise PromptRefused("invalid_number", "The field number is not a number", str(wish)[:100])
@@ -296,6 +302,14 @@ def submitted_item(submitted: Request, outputs: list[str]) -> tuple[Any, ...]:
     secrets = {key: extra.pop(key) for key in SENSITIVE_EXTRA_DATA_KEYS if key in extra}
     number, prompt_id = submitted.number, submitted.prompt_id
     return (number, prompt_id, submitted.prompt, extra, outputs, secrets)
+
+
+async def _submit(server: PromptServer, item: tuple[Any, ...]) -> Submission:
+    try:
+        return await server.submit(item)
+    except NotStoredError as error:
+        kind, label = "not_stored", "The prompt could not be stored"
+        raise PromptRefused(kind, label, str(error), 503) from error
 
 
 def _accepted(submission: Submission) -> dict[str, Any]:

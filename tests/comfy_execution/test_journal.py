@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from comfy_execution import jobs, journal
-from comfy_execution.items import ExecutionStatus, SubmissionKind
+from comfy_execution.items import ExecutionStatus, NotStoredError, SubmissionKind
 from comfy_execution.journal import Journal, open_journal
 from comfy_execution.journal_lock import JournalInUseError
 from comfy_execution.queue import PromptQueue
@@ -363,7 +363,7 @@ def test_a_prompt_that_the_disk_refuses_is_taken_back(path: Path, disk: Disk, st
     def submit() -> None:
         try:
             process.queue.put(item("a"))
-        except OSError as error:
+        except NotStoredError as error:
             refused.append(error)
 
     submitting = threading.Thread(target=submit)
@@ -375,7 +375,7 @@ def test_a_prompt_that_the_disk_refuses_is_taken_back(path: Path, disk: Disk, st
             process.queue.task_done(key, {"outputs": {}, "meta": {}}, SUCCESS)
     disk.may_end.set()
     submitting.join(10)
-    assert refused == [disk.error]
+    assert "input/output error" in str(refused[0])
     assert process.waiting() == []
     assert flag.value == (state == "running")
     assert list(process.queue.history) == (["a"] if state == "finished" else [])
@@ -385,6 +385,21 @@ def test_a_prompt_that_the_disk_refuses_is_taken_back(path: Path, disk: Disk, st
     if state == "running":  # it was told to stop, so it does not come back
         entry = after.queue.get_history("a")["a"]
         assert entry["status"]["messages"][-1][0] == "execution_interrupted"
+
+
+def test_a_full_disk_refuses_prompts_and_keeps_what_was_accepted(path: Path) -> None:
+    process = Process(path)
+    process.queue.put(item("a"))
+    pages = process.journal._db.execute("PRAGMA page_count").fetchone()[0]
+    process.journal._db.execute(f"PRAGMA max_page_count = {pages}")
+    large = (0, "large", {"1": make("Show", value="x" * 100_000)}, {}, ["1"])
+    with pytest.raises(NotStoredError, match="prompt large was not queued; make room"):
+        process.queue.put(large)
+    assert process.waiting() == ["a"]
+    process.journal._db.execute(f"PRAGMA max_page_count = {pages + 1000}")
+    process.queue.put(large)  # its id is free
+    process.die()
+    assert Process(path).waiting() == ["a", "large"]
 
 
 CHILD = textwrap.dedent(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
+from comfy_execution.items import NotStoredError
 from comfy_server import PromptServer
 from tests.comfy_server.conftest import PROMPT, Start
 
@@ -156,3 +157,15 @@ async def test_before_nodes_are_loaded_the_answer_says_wait(start: Start) -> Non
     client = await start(services={"validate": None})
     status, error = await refusal(client, json={"prompt": PROMPT})
     assert (status, error["type"]) == (503, "not_ready")
+
+
+async def test_a_disk_that_refuses_is_a_503_that_says_so(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(given: list[Any]) -> list[Exception]:
+        return [NotStoredError(item[1], OSError("disk full")) for item in given]
+
+    monkeypatch.setattr(PromptServer.instance.prompt_queue, "submit_all", refuse)
+    status, error = await refusal(client, json={"prompt": PROMPT, "prompt_id": "p"})
+    assert (status, error["type"]) == (503, "not_stored")
+    assert "disk full" in error["details"]
