@@ -4,7 +4,7 @@ Longer than a re-export usually is: it names the most used module of the public 
 """
 # ruff: noqa: F401
 
-from comfy.devices import attention_facts, memory, placement
+from comfy.devices import accelerators, attention_facts, memory, placement, precision
 from comfy.devices.attention_facts import (
     flash_attention_enabled,
     pytorch_attention_enabled,
@@ -30,6 +30,7 @@ from comfy.devices.memory import (
     get_free_memory,
     get_total_memory,
     is_oom,
+    maximum_vram_for_weights,
     minimum_inference_memory,
     module_size,
     raise_non_oom,
@@ -55,8 +56,6 @@ from comfy.devices.placement import (
     is_intel_xpu,
     is_mlu,
     is_nvidia,
-    lowvram_available,
-    maximum_vram_for_weights,
     mps_mode,
     text_encoder_device,
     text_encoder_initial_device,
@@ -71,6 +70,8 @@ from comfy.devices.precision import (
     FLOAT8_TYPES,
     force_channels_last,
     force_upcast_attention_dtype,
+    get_supported_float8_types,
+    lora_compute_dtype,
     pick_weight_dtype,
     should_use_bf16,
     should_use_fp16,
@@ -90,8 +91,10 @@ from comfy.devices.residency import (
     load_model_gpu,
     load_models_gpu,
     loaded_models,
+    offloaded_memory,
     unload_all_models,
     unload_model_clones,
+    use_more_memory,
 )
 from comfy.interrupt import (
     InterruptProcessingException,
@@ -110,6 +113,12 @@ write_through(
         "xpu_available": placement.is_intel_xpu,
         "directml_enabled": placement.is_directml_enabled,
         "XFORMERS_IS_AVAILABLE": attention_facts.xformers_enabled,
+        "XFORMERS_ENABLED_VAE": attention_facts.xformers_enabled_vae,
+        "ENABLE_PYTORCH_ATTENTION": attention_facts.pytorch_attention_enabled,
+        "FORCE_FP32": precision.float32_forced,
+        "lowvram_available": placement.lowvram_available,
+        "torch_version": accelerators.torch_version,
+        "torch_version_numeric": accelerators.torch_version_numeric,
         "total_vram": memory.total_vram_mib,
         "total_ram": memory.total_ram_mib,
     },

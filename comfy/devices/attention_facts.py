@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from comfy.devices.runtime import get_runtime
+from comfy.devices.runtime import get_runtime, primary_device
 
 
 def _installed(package: str) -> bool:
@@ -13,8 +13,7 @@ def _installed(package: str) -> bool:
 
 def xformers_enabled() -> bool:
     """Whether xformers attention may be used."""
-    runtime = get_runtime()
-    if runtime.precision.disable_xformers or runtime.device.type != "cuda":
+    if get_runtime().precision.disable_xformers or primary_device().type != "cuda":
         return False
     return _installed("xformers")
 
@@ -36,7 +35,7 @@ def pytorch_attention_enabled_vae() -> bool:
 
 def pytorch_attention_flash_attention() -> bool:
     """Whether torch's fused attention has a memory-saving kernel on the device."""
-    return pytorch_attention_enabled() and get_runtime().device.type != "cpu"
+    return pytorch_attention_enabled() and primary_device().type != "cpu"
 
 
 def sage_attention_enabled() -> bool:

@@ -1,8 +1,7 @@
-"""Moving tensors between devices and types, the copy streams that do it, and page-locked memory."""
+"""Moving tensors between devices and types, and the copy streams that do it."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -10,14 +9,16 @@ import torch
 from comfy.devices import accelerators
 from comfy.devices.runtime import get_runtime
 
-logger = logging.getLogger(__name__)
-
 
 def device_supports_non_blocking(device: torch.device) -> bool:
-    """Whether copies to or from this device may be issued without waiting."""
-    if get_runtime().memory.force_non_blocking:
-        return True
-    return accelerators.accelerator_row(device).non_blocking
+    """Whether copies to this device may be issued without waiting.
+
+    Never copies to the CPU: nothing there waits for them, so unfinished bytes would be read.
+    """
+    runtime = get_runtime()
+    if device.type == "cpu" or runtime.precision.deterministic:
+        return False
+    return runtime.memory.force_non_blocking or accelerators.accelerator_row(device).non_blocking
 
 
 def cast_to(
@@ -78,12 +79,3 @@ def on_stream(device: torch.device, stream: Any) -> Any:
 def pin_memory_supported(device: torch.device) -> bool:
     """Whether page-locked host memory is allowed and speeds copies to this device up."""
     return get_runtime().memory.pinned_memory and accelerators.accelerator_row(device).pinned
-
-
-def pinned_copy(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A copy of a host tensor in page-locked memory, or None when the system gives none."""
-    try:
-        return tensor.detach().pin_memory()
-    except RuntimeError as error:  # the system's limit on locked memory; copies then stay pageable
-        logger.warning("no page-locked memory for %d bytes: %s", tensor.nbytes, error)
-        return None

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from comfy.devices import accelerators
+
 logger = logging.getLogger(__name__)
 
 
@@ -26,13 +28,17 @@ class LoadedModel:
         evicted: Memory was taken from the module since its last use.
         regrets: How often it was wanted again after that.
         last_used_s: Monotonic time of the last use, in seconds.
+        real_model: Weak reference to the module.
+        model_finalizer: Takes the entry off the list of loaded models when the module is freed.
     """
 
     def __init__(self, model: Any) -> None:
         self._view = weakref.ref(model)
         self.real_model = weakref.ref(model.model)
+        self.model_finalizer = weakref.finalize(model.model, _forget_dead)
+        self.model_finalizer.atexit = False
         self._views = getattr(getattr(model, "residence", None), "views", None)
-        self.device: torch.device = model.load_device
+        self.device = accelerators.with_index(model.load_device)
         self.currently_used = True
         self.used_at = 0
         self.gap: int | None = None
@@ -53,7 +59,7 @@ class LoadedModel:
     def show(self, model: Any) -> None:
         """Take another view of the same module as the one to load."""
         self._view = weakref.ref(model)
-        self.device = model.load_device
+        self.device = accelerators.with_index(model.load_device)
 
     def mark_used(self, tick: int) -> None:
         """Note a use at `tick` of the planner's clock."""
@@ -67,11 +73,29 @@ class LoadedModel:
 
     def is_dead(self) -> bool:
         """Whether the module or all of its views are gone."""
-        return self.real_model() is None or self.model is None
+        return self._module() is None or self.model is None
+
+    def _module(self) -> Any | None:
+        """The module; custom nodes that take an entry apart put None in the reference's place."""
+        return None if self.real_model is None else self.real_model()
 
     def is_of(self, model: Any) -> bool:
         """Whether a patcher is a view of this entry's module."""
-        return self.real_model() is not None and self.real_model() is model.model
+        module = self._module()
+        return module is not None and module is model.model
+
+    def model_size(self) -> int:
+        """`model_memory`, under the patcher's name for it."""
+        return self.model_memory()
+
+    def loaded_size(self) -> int:
+        """`model_loaded_memory`, under the patcher's name for it."""
+        return self.model_loaded_memory()
+
+    @property
+    def offloaded(self) -> int:
+        """The bytes between `model_size` and `loaded_size`."""
+        return self.model_offloaded_memory()
 
     def model_memory(self) -> int:
         """Bytes of all weights."""
@@ -90,7 +114,9 @@ class LoadedModel:
     def model_memory_required(self, device: torch.device) -> int:
         """Bytes that would have to be moved to have everything on `device`."""
         model = self.model
-        if model is not None and device == model.current_loaded_device():
+        if model is not None and accelerators.with_index(device) == accelerators.with_index(
+            model.current_loaded_device()
+        ):
             return self.model_offloaded_memory()
         return self.model_memory()
 
@@ -151,7 +177,14 @@ class LoadedModel:
             freed = model.partially_unload(model.offload_device, memory_to_free)
             if freed >= memory_to_free:
                 return False
-        model.detach(unpatch_weights)
+        try:
+            model.detach(unpatch_weights)
+        except Exception:
+            if self.model_loaded_memory() > 0:
+                raise
+            logger.exception(
+                "%s is unloaded, but code told of it failed", type(model.model).__name__
+            )
         return True
 
     def model_use_more_vram(self, extra_memory: int, force_patch_weights: bool = False) -> int:
@@ -159,7 +192,9 @@ class LoadedModel:
         model = self.model
         if model is None:
             return 0
-        return int(model.partially_load(self.device, extra_memory, force_patch_weights))
+        return int(
+            model.partially_load(self.device, extra_memory, force_patch_weights=force_patch_weights)
+        )
 
     def reserve_for_streaming(self) -> int:
         """Device bytes that streaming the rest of the module takes beside what is resident."""
@@ -167,10 +202,16 @@ class LoadedModel:
         return int(ask()) if ask is not None else 0
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LoadedModel) and self.real_model() is other.real_model()
+        return isinstance(other, LoadedModel) and self._module() is other._module()
 
     def __hash__(self) -> int:
-        return id(self.real_model())
+        return id(self._module())
+
+
+def _forget_dead() -> None:
+    from comfy.devices import residency  # which imports this module
+
+    residency.cleanup_models()
 
 
 def describe(entry: LoadedModel) -> dict[str, Any]:

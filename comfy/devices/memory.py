@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from typing import Literal, overload
 
 import psutil
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from comfy.devices import accelerators
-from comfy.devices.runtime import get_runtime
+from comfy.devices.runtime import get_runtime, primary_device
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -24,24 +25,34 @@ EXTRA_RESERVED_VRAM = 400 * MIB
 ACTIVATION_FLOOR = 0.8 * GIB
 """Smallest inference memory assumed beside weights on a large device."""
 
+WEIGHTS_SHARE = 0.88
+"""Share of a device that weights may take beside the inference memory."""
+
 UNIFIED_KINDS = ("cpu", "mps")
 """Device types whose memory is the machine's."""
+
+RECENT_S = 0.25
+_ram_read = (float("-inf"), 0)  # when main memory was last read (monotonic clock), and its bytes
 
 
 OOM_EXCEPTION = torch.OutOfMemoryError
 """What torch raises when a device is full."""
 
 
+FULL = ("out of memory", "can't allocate memory", "cannot allocate memory")
+"""What back ends without an exception type of their own say when memory runs out."""
+
+
 def is_oom(error: BaseException) -> bool:
-    """Whether an exception means that a device's memory ran out."""
-    if isinstance(error, OOM_EXCEPTION):
+    """Whether an exception means that memory, of a device or of the machine, ran out.
+
+    CUDA reports some failures late and as another type; Apple's back end and the CPU's allocator
+    raise a plain RuntimeError.
+    """
+    if isinstance(error, (OOM_EXCEPTION, MemoryError)):
         return True
-    asynchronous = getattr(torch, "AcceleratorError", None)
-    return (
-        asynchronous is not None
-        and isinstance(error, asynchronous)
-        and "out of memory" in str(error).lower()
-    )
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in FULL)
 
 
 def raise_non_oom(error: BaseException) -> None:
@@ -75,6 +86,11 @@ def module_size(module: nn.Module) -> int:
     return sum(tensor_bytes(tensor) for tensor in module.state_dict().values())
 
 
+def _device(dev: torch.device | str | None) -> torch.device:
+    """The device a public question is about."""
+    return primary_device() if dev is None else accelerators.with_index(dev)
+
+
 @overload
 def get_total_memory(
     dev: torch.device | None = None, torch_total_too: Literal[False] = False
@@ -92,7 +108,7 @@ def get_total_memory(
         dev: Device; None is the primary one.
         torch_total_too: Also return how much of it torch's allocator has taken.
     """
-    device = dev or get_runtime().device
+    device = _device(dev)
     if device.type in UNIFIED_KINDS:
         total = torch_total = psutil.virtual_memory().total
     else:
@@ -118,7 +134,7 @@ def get_free_memory(
         dev: Device; None is the primary one.
         torch_free_too: Return (free, bytes free inside torch's allocator).
     """
-    device = dev or get_runtime().device
+    device = _device(dev)
     if device.type in UNIFIED_KINDS:
         free = cached = _available_ram()
     else:
@@ -129,10 +145,24 @@ def get_free_memory(
     return (free, cached) if torch_free_too else free
 
 
+def recent_free_memory(device: torch.device) -> int:
+    """`get_free_memory` for loops that ask at every step: main memory is read anew after a while.
+
+    Asking the system costs as much as a dozen small operations, and gives the interpreter away.
+    """
+    if device.type not in UNIFIED_KINDS:
+        return get_free_memory(device)
+    global _ram_read
+    now_s = time.monotonic()
+    if now_s - _ram_read[0] > RECENT_S:
+        _ram_read = (now_s, get_free_memory(device))
+    return _ram_read[1]
+
+
 def _available_ram() -> int:
     """Bytes that programs can still get without swapping.
 
-    Samplers ask before each step; on Linux reading the one figure takes a sixth of psutil's time.
+    On Linux reading the one figure takes a sixth of psutil's time.
     """
     try:
         with open("/proc/meminfo", "rb") as figures:
@@ -146,11 +176,18 @@ def _available_ram() -> int:
 
 def _device_free_total(device: torch.device) -> tuple[int, int]:
     """(free, total) as the driver sees it; a type that cannot say gets 1 GiB of each."""
-    ask = getattr(accelerators.device_module(device), "mem_get_info", None)
-    if ask is None:
-        return GIB, GIB
-    free, total = ask(device)
-    return int(free), int(total)
+    module = accelerators.device_module(device)
+    ask = getattr(module, "mem_get_info", None)
+    if ask is not None:
+        try:
+            free, total = ask(device)
+            return int(free), int(total)
+        except RuntimeError:  # some integrated GPUs tell their size but not what is free
+            pass
+    properties = getattr(module, "get_device_properties", None)
+    total = int(getattr(properties(device), "total_memory", 0)) if properties is not None else 0
+    total = total or GIB
+    return max(0, total - _allocator_stat(device, "reserved_bytes.all.current")), total
 
 
 def _allocator_stat(device: torch.device, name: str) -> int:
@@ -172,24 +209,35 @@ def extra_reserved_memory() -> int:
 
 
 def minimum_inference_memory() -> int:
-    """Bytes any run needs beside weights: a fixed floor plus the reserve.
+    """Bytes any run needs beside weights: a fixed floor plus the reserve."""
+    return inference_floor(primary_device())
+
+
+def inference_floor(device: torch.device) -> int:
+    """`minimum_inference_memory` of one device.
 
     The floor shrinks on small devices so that it never takes more than a tenth of the whole.
     """
-    device = get_runtime().device
     if device.type in UNIFIED_KINDS:
         return int(ACTIVATION_FLOOR) + extra_reserved_memory()
     total = _device_free_total(device)[1]
     return int(min(ACTIVATION_FLOOR, total // 10)) + extra_reserved_memory()
 
 
+def maximum_vram_for_weights(device: torch.device | None = None) -> float:
+    """Bytes of weights a device can take at most."""
+    device = _device(device)
+    return get_total_memory(device) * WEIGHTS_SHARE - inference_floor(device)
+
+
 def soft_empty_cache(force: bool = False) -> None:  # noqa: ARG001 - public signature
     """Give unused memory of torch's allocator back to the device."""
-    device = get_runtime().device
+    device = primary_device()
     if device.type == "cpu":
         return
+    torch.accelerator.synchronize(device)
     module = accelerators.device_module(device)
-    for name in ("synchronize", "empty_cache", "ipc_collect"):
+    for name in ("empty_cache", "ipc_collect"):
         call = getattr(module, name, None)
         if call is not None:
             call()

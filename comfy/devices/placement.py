@@ -77,12 +77,6 @@ def unet_inital_load_device(  # the spelling is public
     return CPU
 
 
-def maximum_vram_for_weights(device: torch.device | None = None) -> float:
-    """Bytes of weights a device can take at most."""
-    total = memory.get_total_memory(device)
-    return float(total) * 0.88 - memory.minimum_inference_memory()
-
-
 def text_encoder_device() -> torch.device:
     """Where text encoders run."""
     runtime = get_runtime()
@@ -132,9 +126,7 @@ def intermediate_dtype() -> torch.dtype:
 
 def get_autocast_device(dev: torch.device) -> str:
     """Type name to give torch.autocast."""
-    if not hasattr(dev, "type"):
-        return "cuda"
-    return accelerators.accelerator_row(dev).autocast or dev.type
+    return str(getattr(dev, "type", "cuda"))
 
 
 def is_device_type(device: object, type: str) -> bool:

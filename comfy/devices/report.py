@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from comfy.devices import accelerators, memory, residency
-from comfy.devices.runtime import get_runtime
+from comfy.devices.runtime import primary_device
 
 
 def system_stats() -> dict[str, Any]:
     """Versions, memory in bytes and devices, the primary one first: `/system_stats`."""
-    primary = get_runtime().device
+    primary = primary_device()
     ram = torch.device("cpu")
     listed = [primary] if primary.type == "cpu" else accelerators.accelerator_devices()
     devices = [_describe(device) for device in sorted(listed, key=lambda one: one != primary)]
@@ -49,7 +49,7 @@ def _describe(device: torch.device) -> dict[str, Any]:
 
 def free_after_oom(error: BaseException) -> str | None:
     """Unloads all models after an out-of-memory error and says so; None for any other error."""
-    if not isinstance(error, (torch.OutOfMemoryError, MemoryError, residency.OutOfMemoryReport)):
+    if not (memory.is_oom(error) or isinstance(error, residency.OutOfMemoryReport)):
         return None
     residency.unload_all_models()
     return (

@@ -61,7 +61,8 @@ def cleanup_models() -> None:
 
 def cleanup_models_gc() -> None:
     """Forget dead entries, after collecting garbage when a view died but its module lives on."""
-    if any(entry.model is None and entry.real_model() for entry in current_loaded_models):
+    if any(entry.model is None and entry.real_model is not None and entry.real_model() is not None
+           for entry in current_loaded_models):  # fmt: skip
         gc.collect()
         memory.soft_empty_cache()
     cleanup_models()
@@ -92,6 +93,7 @@ def free_memory(
         The entries that were unloaded completely.
     """
     cleanup_models()
+    device = accelerators.with_index(device)
     smart = get_runtime().memory.smart_memory
     unloaded: list[LoadedModel] = []
     for entry in _by_eviction(device, keep_loaded):
@@ -165,6 +167,21 @@ def unload_idle(now_s: float | None = None) -> list[LoadedModel]:
     return idle
 
 
+def use_more_memory(
+    extra_memory: float, loaded_models: Iterable[LoadedModel], device: torch.device
+) -> None:
+    """Let models of a device become resident further, in order, within `extra_memory` bytes."""
+    for entry in loaded_models:
+        if entry.device == accelerators.with_index(device) and extra_memory > 0:
+            extra_memory -= entry.model_use_more_vram(int(extra_memory))
+
+
+def offloaded_memory(loaded_models: Iterable[LoadedModel], device: torch.device) -> int:
+    """Bytes of a device's models that are not on it."""
+    wanted = accelerators.with_index(device)
+    return sum(e.model_offloaded_memory() for e in loaded_models if e.device == wanted)
+
+
 # -- loading ---------------------------------------------------------------------------------
 
 
@@ -192,13 +209,8 @@ def load_models_gpu(
         OutOfMemoryReport: Not even the lowest residency fits.
     """
     cleanup_models_gc()
-    reserved, floor = memory.extra_reserved_memory(), memory.minimum_inference_memory()
-    wished = max(floor, memory_required + reserved)
-    needed = wished if minimum_memory_required is None else max(
-        floor, minimum_memory_required + reserved
-    )  # fmt: skip
     entries = [_entry_for(model) for model in _expand(models)]
-    for entry in current_loaded_models:
+    for entry in list(current_loaded_models):
         entry.currently_used = any(entry is wanted for wanted in entries)
     for device in {entry.device for entry in entries}:
         group = [entry for entry in entries if entry.device == device]
@@ -207,6 +219,11 @@ def load_models_gpu(
                 entry.model_load(0, force_patch_weights)
         else:
             full = force_full_load or get_runtime().vram_state == VRAMState.HIGH_VRAM
+            reserved, floor = memory.extra_reserved_memory(), memory.inference_floor(device)
+            wished = max(floor, memory_required + reserved)
+            needed = wished if minimum_memory_required is None else max(
+                floor, minimum_memory_required + reserved
+            )  # fmt: skip
             _load_group(group, device, wished, needed, force_patch_weights, full)
 
 
@@ -214,7 +231,9 @@ def _expand(models: Iterable[Any]) -> list[Any]:
     """The models, and those their options and extensions name, each base module once."""
     found: list[Any] = []
     for model in models:
-        extra = [*model.model_patches_models(), *model.get_nested_additional_models()]
+        extra = list(model.model_patches_models())
+        if hasattr(model, "get_nested_additional_models"):  # custom nodes bring simpler patchers
+            extra += model.get_nested_additional_models()
         for candidate in [model, *extra]:
             if not any(candidate.model is seen.model for seen in found):
                 found.append(candidate)
@@ -226,10 +245,11 @@ def _entry_for(model: Any) -> LoadedModel:
     entry = _find(model)
     if entry is not None:
         current_loaded_models.remove(entry)
-    elif model.model in _known:
-        entry = _known[model.model]
     else:
-        entry = _known[model.model] = LoadedModel(model)
+        known = _known.get(model.model)
+        if known is None or not known.is_of(model):  # code outside may have taken it apart
+            known = _known[model.model] = LoadedModel(model)
+        entry = known
     entry.show(model)
     entry.mark_used(next(_clock))
     current_loaded_models.insert(0, entry)
@@ -247,13 +267,19 @@ def _load_group(
     """Load the models of one device; on an out-of-memory error once more with half the room."""
     missing = sum(entry.model_memory_required(device) for entry in group)
     free_memory(missing * 1.02 + wished, device, keep_loaded=group)
-    room = memory.get_free_memory(device) - needed
+    free = memory.get_free_memory(device)
+    room = max(
+        free - needed,
+        min(free * memory.MIN_WEIGHT_MEMORY_RATIO, free - memory.inference_floor(device)),
+    )
     for attempt in (0, 1):
         try:
             for entry, extra in shares(group, device, room, full):
                 entry.model_load(extra, force_patch_weights)
             return
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not memory.is_oom(error):
+                raise
             error.__traceback__ = None  # its frames hold the tensors of the failed attempt
             for entry in group:
                 entry.model_unload()
@@ -298,40 +324,52 @@ def shares(
 T = TypeVar("T")
 
 
-def run_or_make_room(model: Any, call: Callable[[], T]) -> T:
+def run_or_make_room(
+    model: Any, call: Callable[[], T], smaller: Callable[[], T] | None = None
+) -> T:
     """Run a call on a loaded model; when memory runs out, make room and run it once more.
 
     Args:
         model: Patcher the call runs on.
         call: Must give the same result when run again.
+        smaller: What to run the second time, where there is a way that takes less memory; without
+            it half of the model's resident weights are given up.
     Raises:
         OutOfMemoryReport: There was not enough memory the second time either.
     """
-    for last in (False, True):
+    for last, attempt in enumerate((call, smaller or call)):
         try:
-            return call()
-        except torch.OutOfMemoryError as error:
-            text = str(error).splitlines()[0]
+            return attempt()
+        except (RuntimeError, MemoryError) as error:
+            if not memory.is_oom(error):
+                raise
+            text = (str(error) or "MemoryError").splitlines()[0]
             traceback.clear_frames(error.__traceback__)  # they hold the tensors of the attempt
             error.__traceback__ = None
-        if last:
-            break
-        logger.warning("out of memory (%s); unloading what is not needed and trying again", text)
-        make_room(model)
+        if not last:
+            logger.warning("out of memory (%s); unloading what is not needed and trying again%s",
+                           text, " in smaller parts" if smaller else "")  # fmt: skip
+            make_room(model, keep_resident=smaller is not None)
     entry = _find(model)
     group = [entry] if entry is not None else []
-    raise OutOfMemoryReport(out_of_memory_text(model.load_device, group))
+    raise OutOfMemoryReport(out_of_memory_text(accelerators.with_index(model.load_device), group))
 
 
-def make_room(model: Any) -> None:
-    """Unload everything the present run does not need, and half of a model's resident weights."""
-    device = model.load_device
+def make_room(model: Any, keep_resident: bool = False) -> None:
+    """Unload everything the present run does not need.
+
+    Args:
+        model: Patcher of the run.
+        keep_resident: Leave its weights where they are; else half of the resident ones go too.
+    """
+    device = accelerators.with_index(model.load_device)
     needed = [entry for entry in current_loaded_models if entry.currently_used]
     free_memory(EVERYTHING, device, keep_loaded=[model, *needed])
-    hooks = getattr(model, "current_hooks", None)
-    model.partially_unload(model.offload_device, model.loaded_size() // 2)
-    if hooks is not None:
-        model.patch_hooks(hooks)
+    if not keep_resident:
+        hooks = getattr(model, "current_hooks", None)
+        model.partially_unload(model.offload_device, model.loaded_size() // 2)
+        if hooks is not None:
+            model.patch_hooks(hooks)
     memory.collect_garbage()
 
 

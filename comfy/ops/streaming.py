@@ -3,7 +3,10 @@
 `fetch` brings a layer's weight and bias to a device. A layer that belongs to a `StreamPlan` (the
 streamed layers of one loaded model) has its copies started ahead of time: the plan learns in which
 order layers are used, and while one computes, the next one's weights travel on a copy stream.
-Nothing is copied that is not used, so a pass moves exactly the bytes of its streamed layers.
+A copy stream first waits for what was issued to the computing stream so far. So the memory of a
+layer that was used and let go can take the next copy at once: a host that runs ahead of the device
+never makes it hold more than the layers in use and on their way. Nothing is copied that is not
+used, so a pass moves exactly the bytes of its streamed layers.
 """
 
 from __future__ import annotations
@@ -66,6 +69,9 @@ class StreamPlan:
         count = casting.async_streams(device)
         return cls(device, [torch.Stream(device=device) for _ in range(count)])
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """No plan streams the copy of a layer; it copies its weights as it is used."""
+
     def take(self, layer: Any) -> Tensors:
         """The layer's weight and bias on the device; starts the next layer's copies."""
         tensors = self._arrive(layer)
@@ -81,9 +87,6 @@ class StreamPlan:
         if transfer.done is not None:
             current = torch.accelerator.current_stream(self.device)
             current.wait_event(transfer.done)
-            for tensor in transfer.tensors:
-                if tensor is not None:
-                    tensor.record_stream(current)
         return transfer.tensors
 
     def _learn(self, layer: Any) -> None:
@@ -111,18 +114,32 @@ class StreamPlan:
         sources = (layer.weight, getattr(layer, "bias", None))
         if stream is None:
             return Transfer(_moved(sources, self.device, False), sources)
+        stream.wait_stream(torch.accelerator.current_stream(self.device))
         with casting.on_stream(self.device, stream):
             tensors = _moved(sources, self.device, True)
         return Transfer(tensors, sources, stream.record_event())
 
+    @property
+    def ahead_bytes(self) -> int:
+        """Device bytes of weights whose layers have not used them yet."""
+        tensors = (t for transfer in self.ahead.values() for t in transfer.tensors)
+        return sum(t.nbytes for t in tensors if t is not None)
+
+    def drop_ahead(self) -> None:
+        """Let go of what was foreseen, after a pass that ended early.
+
+        Waits for all copies, so that the host tensors they read may be let go afterwards.
+        """
+        for stream in self.streams:
+            stream.synchronize()
+        self.ahead.clear()
+        self._last = None
+
     def forget_order(self) -> None:
         """Learn the order of use anew: other layers are streamed from now on."""
-        if self.ahead:
-            for stream in self.streams:
-                stream.synchronize()
-        self.ahead.clear()
+        self.drop_ahead()
         self.follower.clear()
-        self._first = self._last = None
+        self._first = None
 
     def close(self) -> None:
         """Finish what is under way; call before the host tensors are let go."""

@@ -100,3 +100,21 @@ def get_key_weight(
     if convert_function is not None:
         return weight, set_function, convert_function
     return weight, set_function, None
+
+
+def own_tensors(module: nn.Module) -> list[str]:
+    """Names of the parameters and buffers a module holds itself."""
+    names = [name for name, value in module._parameters.items() if value is not None]
+    return names + [name for name, value in module._buffers.items() if value is not None]
+
+
+ABSENT = object()
+"""Saved in the place of an instance attribute that was not there."""
+
+
+def restore_attribute(module: nn.Module, attribute: str, saved: Any) -> None:
+    """Put an instance attribute back; one the instance did not have goes."""
+    if saved is ABSENT:
+        module.__dict__.pop(attribute, None)
+    else:
+        module.__dict__[attribute] = saved

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
+from comfy.devices import accelerators
 from comfy.devices.memory import tensor_bytes
 from comfy.devices.runtime import get_runtime
 from comfy.ops.streaming import StreamPlan, Tensors
-from comfy.patching.attributes import get_key_weight
-from comfy.patching.loading import LoadEntry, same_patches
+from comfy.patching.equality import same_objects
 from comfy.patching.lowvram import LowVramPatch
+from comfy.patching.module_loading import LoadEntry
 from comfy.patching.patcher import ModelPatcher
 from comfy.weights.mapped_file import release_pages
 
@@ -100,11 +101,11 @@ class KeepingPlan(StreamPlan):
         """Change what is done to a layer on arrival; a kept weight that is no longer right goes."""
         known = self.patches.get(id(layer))
         same = known is not None and all(
-            same_patches(a, b) for a, b in zip(known.shown, patches.shown)
+            same_objects(a, b) for a, b in zip(known.shown, patches.shown)
         )
         if not same:
             self.drop(id(layer))
-            self.patches[id(layer)] = patches
+        self.patches[id(layer)] = patches
 
     def drop(self, layer_id: int) -> int:
         """Stop keeping a layer's weights; returns the bytes freed."""
@@ -143,16 +144,16 @@ class ModelPatcherDynamic(ModelPatcher):
         full_load: bool = False,
     ) -> None:
         """Prepare weights to come on demand; arguments as in the base."""
-        if device_to is None or device_to.type == "cpu":
+        if device_to is None or accelerators.with_index(device_to).type == "cpu":
             super().load(device_to, lowvram_model_memory, force_patch_weights, full_load)
             return
         unbounded = full_load or lowvram_model_memory <= 0
-        self._budget = UNBOUNDED if unbounded else lowvram_model_memory
+        budget = UNBOUNDED if unbounded else lowvram_model_memory
         super().load(device_to, 1, force_patch_weights, False)
         plan = self.residence.plan
         if isinstance(plan, KeepingPlan):
-            fixed = sum(self.residence.resident.values())
-            plan.budget = max(0, self._budget - fixed)
+            fixed = self.residence.loaded_bytes - plan.held_bytes
+            plan.budget = max(0, budget - fixed)
             plan.evict(plan.held_bytes - plan.budget)
             self._publish_state()
 
@@ -160,15 +161,19 @@ class ModelPatcherDynamic(ModelPatcher):
         plan = self.residence.plan
         return plan is not None and not isinstance(plan, KeepingPlan)
 
-    def _make_streamed(self, entry: LoadEntry) -> None:
+    def _make_streamed(self, entry: LoadEntry, force_patch: bool = False) -> None:
         if entry.name not in self.residence.streaming:
             self.residence.release(entry.name, entry.module)
         device = self.residence.device
         assert device is not None
         plan = self.residence.open_plan(device, KeepingPlan)
         assert isinstance(plan, KeepingPlan)
+        self._leave_device(entry)
         patches = self._layer_patches(entry)
+        if force_patch:
+            plan.drop(id(entry.module))
         plan.set_patches(entry.module, patches)
+        self._patch_at_rest(entry, everything=False)
         self._attach_functions(entry, streamed=True, patched=False)
         settings = {"stream_plan": plan, "patched_on_arrival": any(patches.shown)}
         self.residence.stream(entry.name, entry.module, settings)
@@ -178,15 +183,7 @@ class ModelPatcherDynamic(ModelPatcher):
         functions: list[LowVramPatch | None] = []
         for name in ("weight", "bias"):
             key = prefix + name
-            if key in self.patches:
-                _, set_func, convert_func = get_key_weight(self.model, key)
-                functions.append(
-                    LowVramPatch(
-                        key, {key: list(self.patches[key])}, convert_func, set_func, keep=False
-                    )
-                )
-            else:
-                functions.append(None)
+            functions.append(self._patch_at_use(key, keep=False) if key in self.patches else None)
         weight, bias = (tuple(self.patches.get(prefix + n, ())) for n in ("weight", "bias"))
         return LayerPatches(entry.name, (functions[0], functions[1]), (weight, bias))
 
@@ -215,7 +212,11 @@ class ModelPatcherDynamic(ModelPatcher):
         before = self.residence.loaded_bytes
         budget = before + extra_memory
         full = budget >= self.model_size()
-        self.patch_model(device_to, 0 if full else max(budget, 1), True, force_patch_weights)
+        self.patch_model(
+            device_to,
+            lowvram_model_memory=0 if full else max(budget, 1),
+            force_patch_weights=force_patch_weights,
+        )
         return min(budget, self.model_size()) - before
 
 

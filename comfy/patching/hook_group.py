@@ -130,6 +130,13 @@ class HookGroup:
         return combined
 
 
+def same_hooks(a: HookGroup | None, b: HookGroup | None) -> bool:
+    """Whether two groups, or their absence, hold the same hooks."""
+    if a is None or b is None:
+        return a is b
+    return len(a) == len(b) and a.is_subset_of(b)
+
+
 def create_hook_lora(
     lora: dict[str, Any], strength_model: float, strength_clip: float
 ) -> HookGroup:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ class HookPatching:
 
     @property
     def hook_backup(self) -> dict[str, tuple[torch.Tensor, torch.device]]:
-        """Weights that hooks replaced, with their device, by key."""
+        """Weights that hooks replaced, with their device, by key; a copy."""
         return {key: (t, t.device) for key, t in self.residence.hooked.items()}
 
     # -- registration ----------------------------------------------------------------------
@@ -255,10 +255,15 @@ class HookPatching:
         spare = SPARE_FACTOR * memory.minimum_inference_memory()
         return memory.get_free_memory(weight.device) - spare > memory.tensor_bytes(weight)
 
-    def unpatch_hooks(self) -> None:
-        """Show the view without any hook's weights."""
-        self.residence.take_hooks_off()
-        self.current_hooks = None
+    def unpatch_hooks(self, whitelist_keys_set: Container[str] | None = None) -> None:
+        """Show the view without any hook's weights.
+
+        Args:
+            whitelist_keys_set: Only these weights; None means all.
+        """
+        self.residence.take_hooks_off(whitelist_keys_set)
+        if whitelist_keys_set is None:
+            self.current_hooks = None
 
     def clear_cached_hook_weights(self) -> None:
         """Forget computed weights of hooks."""

@@ -41,24 +41,35 @@ class Injections:
         return present == wanted and len(present) == len(self.residence.injected)
 
     def eject_model(self) -> None:
-        """Take back all injections into the module, whichever view made them."""
+        """Take back all injections into the module, whichever view made them.
+
+        Raises:
+            Exception: The first that an injection's inverse raised, after all of them were called.
+        """
+        failure: Exception | None = None
         while self.residence.injected:
             owner, injection = self.residence.injected.pop()
-            injection.eject(owner)
             owner.is_injected = False
-        if self.is_injected:
-            self.is_injected = False
+            try:
+                injection.eject(owner)
+            except Exception as error:  # noqa: BLE001 - raised below, after the others
+                failure = failure or error
+        self.is_injected = False
+        if failure is not None:
+            raise failure
         for callback in self.get_all_callbacks(CallbacksMP.ON_EJECT_MODEL):
             callback(self)
 
     @contextmanager
     def use_ejected(self, skip_and_inject_on_exit_only: bool = False) -> Iterator[None]:
-        """Run a block without the injections.
+        """Run a block without the injections, of this view or another, that are in effect.
 
         Args:
-            skip_and_inject_on_exit_only: Do not inject inside the block either, even if it loads.
+            skip_and_inject_on_exit_only: Do not inject inside the block either, even if it loads;
+                inject this view when the block ends.
         """
-        was_injected, previous_skip = self.is_injected, self.skip_injection
+        present = [owner for owner, _ in self.residence.injected]
+        previous_skip = self.skip_injection
         self.eject_model()
         if skip_and_inject_on_exit_only:
             self.skip_injection = True
@@ -66,5 +77,6 @@ class Injections:
             yield
         finally:
             self.skip_injection = previous_skip
-            if was_injected or skip_and_inject_on_exit_only:
-                self.inject_model()
+            owners = [self] if skip_and_inject_on_exit_only else present
+            for owner in dict.fromkeys(owners):
+                owner.inject_model()

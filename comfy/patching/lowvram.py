@@ -25,7 +25,11 @@ class LowVramPatch:
         convert_func: Decodes the stored weight, for layers that store it encoded.
         set_func: Encodes the patched weight again.
         keep: Keep the patches' tensors on the device between calls.
+        calculate: Weight arithmetic of a patcher that brings its own.
     """
+
+    takes_stored = True
+    """It sees weights as they are stored, before layers decode them."""
 
     def __init__(
         self,
@@ -34,12 +38,14 @@ class LowVramPatch:
         convert_func: Callable[..., Any] | None = None,
         set_func: Callable[..., Any] | None = None,
         keep: bool = True,
+        calculate: Callable[..., torch.Tensor] | None = None,
     ) -> None:
         self.key = key
         self.patches = patches
         self.convert_func = convert_func
         self.set_func = set_func
         self.keep = keep
+        self.calculate = calculate
         self._local: tuple[torch.device, list[Any], list[Any]] | None = None
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
@@ -49,7 +55,8 @@ class LowVramPatch:
             working = self.convert_func(working, inplace=False)
         working = working.to(dtype=INTERMEDIATE_DTYPE, copy=True)
         patches = self._patches_on(weight.device)
-        patched = arithmetic.calculate_weight(patches, working, self.key)
+        calculate = self.calculate or arithmetic.calculate_weight
+        patched = calculate(patches, working, self.key)
         seed = string_to_seed(self.key)
         if self.set_func is not None:
             return self.set_func(patched, seed=seed, return_weight=True)
@@ -61,7 +68,7 @@ class LowVramPatch:
         local = self._local
         if local is None or local[0].type == "cpu":
             return 0
-        return sum(t.nbytes for patch in local[2] for t in tensors_in(patch[1]))
+        return sum(patch_bytes(patch) for patch in local[2])
 
     def _patches_on(self, device: torch.device) -> list[Any]:
         """The patches with their tensors on the device, moved once."""
@@ -86,6 +93,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors_in(item)
+
+
+def patch_bytes(patch: Sequence[Any]) -> int:
+    """Bytes of the tensors of one recorded patch."""
+    return sum(t.nbytes for t in tensors_in(patch[1]))
 
 
 def move_patch_value(value: Any, device: torch.device) -> Any:

@@ -17,7 +17,7 @@ def _copy_containers(value: Any) -> Any:
     if type(value) is dict:
         return {key: _copy_containers(item) for key, item in value.items()}
     if type(value) is list:
-        return list(value)
+        return [_copy_containers(item) for item in value]
     return value
 
 
@@ -127,6 +127,10 @@ class OptionSetters:
         """Replace the evaluation of all conditionings."""
         self.model_options["sampler_calc_cond_batch_function"] = sampler_calc_cond_batch_function
 
+    def disable_model_cfg1_optimization(self) -> None:
+        """Evaluate the negative conditioning at scale 1 too."""
+        self.model_options["disable_cfg1_optimization"] = True
+
     def set_model_unet_function_wrapper(self, unet_wrapper_function: Callable[..., Any]) -> None:
         """Wrap each call of the network."""
         self.model_options["model_function_wrapper"] = unet_wrapper_function
@@ -201,6 +205,10 @@ class OptionSetters:
     def set_model_output_block_patch(self, patch: Callable[..., Any]) -> None:
         """Change hidden state and skip before an output block."""
         self.set_model_patch(patch, "output_block_patch")
+
+    def set_model_middle_block_after_patch(self, patch: Callable[..., Any]) -> None:
+        """Change the hidden state after the middle block."""
+        self.set_model_patch(patch, "middle_block_after_patch")
 
     def set_model_emb_patch(self, patch: Callable[..., Any]) -> None:
         """Change the timestep embedding."""

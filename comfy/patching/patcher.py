@@ -12,17 +12,19 @@ import copy
 import logging
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from comfy.devices import memory
+from comfy.devices import accelerators, memory
 from comfy.patching import attributes
+from comfy.patching.equality import same_execution
 from comfy.patching.loading import WeightLoading
 from comfy.patching.lowvram import LowVramPatch
 from comfy.patching.options import OptionSetters, create_model_options_clone
-from comfy.patching.residence import residence_of, restore_attribute
+from comfy.patching.residence import residence_of
 from comfy.patching.wrappers import CallbacksMP, ExtensionPoints, WrappersMP
 
 logger = logging.getLogger(__name__)
@@ -114,10 +116,11 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
 
     def _copied_model(self) -> nn.Module:
         """A deep copy of the base module with plain weights, whatever is loaded now."""
+        state = self.residence
         memo: dict[int, Any] = {}
-        for key, home in self.residence.home.items():
+        for key, home in [*state.hooked.items(), *state.home.items()]:
             memo[id(attributes.get_attr(self.model, key))] = copy.deepcopy(home)
-        for name, saved in self.residence.streaming.items():
+        for name, saved in state.streaming.items():
             layer = self.model.get_submodule(name)
             memo |= {id(layer.__dict__[attribute]): None for attribute in saved}
         memo = {key: value for key, value in memo.items() if key not in _SHARED_CONSTANTS}
@@ -126,7 +129,23 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
         for name, saved in self.residence.streaming.items():
             layer = copied.get_submodule(name)
             for attribute, value in saved.items():
-                restore_attribute(layer, attribute, value)
+                attributes.restore_attribute(layer, attribute, value)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelPatcher:
+        """A patcher of a module of its own; its parent stays the same."""
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        model = memo.get(id(self.model))
+        if model is None:
+            model = memo[id(self.model)] = self._copied_model()
+        state = residence_of(model)
+        own = {"model": model, "residence": state, "parent": self.parent, "current_hooks": None}
+        for name, value in self.__dict__.items():
+            copied.__dict__[name] = own[name] if name in own else copy.deepcopy(value, memo)
+        copied.clear_cached_hook_weights()
+        copied.is_injected = False
+        state.views.add(copied)
+        copied._publish_state()
         return copied
 
     def _clone_class(self, disable_dynamic: bool) -> type[ModelPatcher]:  # noqa: ARG002
@@ -137,14 +156,18 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
         return hasattr(other, "model") and self.model is other.model
 
     def clone_has_same_weights(self, clone: Any) -> bool:
-        """Whether a view of the same module executes identically: weights, objects and options."""
-        return (
-            self.is_clone(clone)
-            and self.patches_uuid == clone.patches_uuid
-            and self.force_cast_weights == clone.force_cast_weights
-            and _same_items(self.object_patches, clone.object_patches)
-            and _same_items(self.model_options, clone.model_options)
-        )
+        """Whether a view of the same module executes identically.
+
+        Compares the identity of the patches, object patches, options, hooks, and what custom nodes
+        registered: callbacks, wrappers, injections, attachments and additional models.
+        """
+        return self.is_clone(clone) and same_execution(self, clone)
+
+    @property
+    def model_keys(self) -> set[str]:
+        """Keys of the weights that this view touches: by patches, wrappers or hooks."""
+        hooked = (key for table in self.hook_patches.values() for key in table)
+        return {*self.patches, *self.weight_wrapper_patches, *hooked}
 
     # -- facts -----------------------------------------------------------------------------
 
@@ -156,11 +179,12 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
 
     def loaded_size(self) -> int:
         """Bytes of weights on the load device now."""
-        return self.residence.loaded_bytes
+        return int(self._state_shown("model_loaded_weight_memory", self.residence.loaded_bytes))
 
     def current_loaded_device(self) -> torch.device:
         """Where the resident weights are."""
-        return self.residence.device or self.offload_device
+        place = self._state_shown("device", self.residence.device or self.offload_device)
+        return accelerators.with_index(place)
 
     def lowvram_patch_counter(self) -> int:
         """How many weights are patched at use because they stay off the device."""
@@ -203,7 +227,7 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
 
     @property
     def object_patches_backup(self) -> dict[str, Any]:
-        """The objects that applied patches replaced, by dotted name."""
+        """The objects that applied patches replaced, by dotted name; a copy."""
         return {name: swap.previous for name, swap in self.residence.objects.items()}
 
     def model_patches_models(self) -> list[Any]:
@@ -253,6 +277,8 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
     def cleanup(self) -> None:
         """Told after a run, whatever happened in it."""
         self.clean_hooks()
+        if self.residence.plan is not None:
+            self.residence.plan.drop_ahead()
         if hasattr(self.model, "current_patcher"):
             self.model.current_patcher = None  # type: ignore[assignment]
         for callback in self.get_all_callbacks(CallbacksMP.ON_CLEANUP):
@@ -287,8 +313,12 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
         return taken
 
     def model_state_dict_keys(self) -> Any:
-        """Keys of the model's state dict, as a set-like view."""
-        return self.model.state_dict(keep_vars=True).keys()
+        """Keys of the model's state dict without what injections added, as a set-like view."""
+        with self._without_injections():
+            return self.model.state_dict(keep_vars=True).keys()
+
+    def _without_injections(self) -> AbstractContextManager[None]:
+        return self.use_ejected() if self.residence.injected else nullcontext()
 
     def add_weight_wrapper(self, name: str, function: Callable[..., Any]) -> None:
         """Apply a function to a weight at every use."""
@@ -310,12 +340,15 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
                 weight = self.residence.home[key]
             elif key in self.backup:
                 weight = self.backup[key].weight
+            elif key in self.residence.hooked:
+                weight = self.residence.hooked[key]
             out[key] = [(weight, convert or _as_it_is), *self.patches.get(key, ())]
         return out
 
     def model_state_dict(self, filter_prefix: str | None = None) -> dict[str, torch.Tensor]:
         """The model's state dict, or the part under a prefix."""
-        state = self.model.state_dict()
+        with self._without_injections():
+            state = self.model.state_dict()
         if filter_prefix is None:
             return state
         return {key: value for key, value in state.items() if key.startswith(filter_prefix)}
@@ -339,22 +372,3 @@ def _split_key(key: Any) -> tuple[str, Any, Any]:
     if isinstance(key, str):
         return key, None, None
     return key[0], key[1], key[2] if len(key) > 2 else None
-
-
-def _same_items(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two option trees hold the same objects."""
-    if a.keys() != b.keys():
-        return False
-    for key, value in a.items():
-        other = b[key]
-        if value is other:
-            continue
-        if isinstance(value, dict) and isinstance(other, dict):
-            if not _same_items(value, other):
-                return False
-        elif isinstance(value, (list, tuple)) and isinstance(other, type(value)):
-            if len(value) != len(other) or any(x is not y for x, y in zip(value, other)):
-                return False
-        elif not (isinstance(value, (bool, int, float, str)) and value == other):
-            return False
-    return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,11 +18,15 @@ import torch
 from torch import nn
 
 from comfy.devices.memory import tensor_bytes
+from comfy.devices.pinning import Pinned
 from comfy.ops.streaming import StreamPlan
 from comfy.patching.attributes import (
+    ABSENT,
     Swap,
     copy_to_param,
     get_attr,
+    own_tensors,
+    restore_attribute,
     set_attr_param,
     swap_attr,
     undo_swap,
@@ -44,7 +48,19 @@ class Backup(NamedTuple):
     inplace_update: bool
 
 
-@dataclass
+class HeldWeight(NamedTuple):
+    """A weight of a resident module.
+
+    Attributes:
+        tensor: What was registered; code outside may have moved its contents since.
+        size: Bytes it takes on the device; 0 for the twin of a tied weight counted elsewhere.
+    """
+
+    tensor: torch.Tensor
+    size: int
+
+
+@dataclass(eq=False)
 class Residence:
     """What was done to a base module.
 
@@ -52,11 +68,11 @@ class Residence:
         backup: Originals of patched weights, by key; public, subclasses of the patcher write to it.
         home: Original parameters and buffers of every weight replaced by a copy or a patched one.
         applied: Patches materialised in a replaced weight, by key.
-        held: Bytes each weight of a resident module takes on `device`, by key.
-        resident: Bytes each module holds on `device`, by module name, in order of loading.
+        held: Weights of resident modules, by key.
+        resident: Names of resident modules.
         streaming: Instance attributes to put back on each streamed module, by module name.
         copies: Device copies by the identity of their original, for weights that are tied.
-        pinned: Bytes of page-locked copies of streamed weights, by key.
+        pinned: Page-locked memory of streamed weights, by key.
         injected: (patcher, injection) that is in effect, in order.
         objects: Undo records of object patches, by dotted name, in order of application.
         plan: Transfers of the streamed modules.
@@ -65,37 +81,59 @@ class Residence:
         device: Where resident weights are; None when nothing was ever loaded.
         uuid: `patches_uuid` of the view whose patches the weights show; None for plain weights.
         views: Living patchers of the module.
+        published: What was last shown of this under public attribute names of the module.
     """
 
     model: weakref.ref[nn.Module]
     backup: dict[str, Any] = field(default_factory=dict)
     home: dict[str, torch.Tensor] = field(default_factory=dict)
     applied: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    held: dict[str, int] = field(default_factory=dict)
-    resident: dict[str, int] = field(default_factory=dict)
+    held: dict[str, HeldWeight] = field(default_factory=dict)
+    resident: set[str] = field(default_factory=set)
     streaming: dict[str, dict[str, Any]] = field(default_factory=dict)
     hooked: dict[str, torch.Tensor] = field(default_factory=dict)
     hook_functions: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
     objects: dict[str, Swap] = field(default_factory=dict)
     copies: dict[int, torch.Tensor] = field(default_factory=dict)
-    pinned: dict[str, int] = field(default_factory=dict)
+    pinned: dict[str, Pinned] = field(default_factory=dict)
     injected: list[tuple[Any, Any]] = field(default_factory=list)
     plan: StreamPlan | None = None
     device: torch.device | None = None
     uuid: Any = None
     views: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    published: dict[str, Any] = field(default_factory=dict)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Residence:
+        """Copies of a module start without a history; see `ModelPatcher.clone`."""
+        copied = memo.get(id(self.module()))
+        return Residence(weakref.ref(self.module() if copied is None else copied))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A module that is pickled leaves its history behind."""
+        return (_forget, ())
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes of weights on the load device."""
+        """Bytes of weights on the load device.
+
+        Custom nodes that swap blocks move weights off the device on their own; these do not count.
+        """
         kept = self.plan.held_bytes if self.plan is not None else 0
-        return sum(self.resident.values()) + kept
+        here, anywhere = self.device, self.device is None
+        held = (h.size for h in self.held.values() if anywhere or h.tensor.device == here)
+        return sum(held) + kept
+
+    def module_bytes(self, name: str, params: Iterable[str]) -> int:
+        """Bytes one module holds on the load device."""
+        prefix = f"{name}." if name else ""
+        found = (self.held.get(prefix + param) for param in params)
+        return sum(h.size for h in found if h is not None and h.tensor.device == self.device)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of weights on the load device, and of patches kept there for streamed weights."""
+        """Bytes on the load device: weights, copies under way, patches of streamed weights."""
         kept = sum(getattr(f, "device_bytes", 0) for f in self.functions())
-        return self.loaded_bytes + kept
+        return self.loaded_bytes + kept + (self.plan.ahead_bytes if self.plan is not None else 0)
 
     def functions(self) -> Iterator[Any]:
         """What streamed modules apply to their weights and biases at use."""
@@ -107,7 +145,7 @@ class Residence:
     @property
     def pinned_bytes(self) -> int:
         """Bytes of page-locked host memory held for streaming."""
-        return sum(self.pinned.values())
+        return sum(pinned.size for pinned in self.pinned.values())
 
     def module(self) -> nn.Module:
         """The base module; it lives as long as any patcher of it."""
@@ -123,6 +161,8 @@ class Residence:
         key = prefix + name
         if key in self.home:
             return self.home[key]
+        if key in self.hooked:
+            return self.hooked[key]
         current = module._parameters.get(name)
         return module._buffers.get(name) if current is None else current
 
@@ -137,7 +177,11 @@ class Residence:
         table = self._table(module, name)
         current = table[name]
         assert current is not None, f"{key} holds no tensor"
+        backup = self.backup.get(key)
+        if backup is not None and not backup.inplace_update:
+            current = backup.weight  # a subclass of the patcher wrote its patched weight here
         home = self.home.setdefault(key, current)
+        self.pinned.pop(key, None)
         if self.copies.get(id(home)) is not tensor:
             self.copies.pop(id(home), None)
         if table is module._parameters and not isinstance(tensor, nn.Parameter):
@@ -182,7 +226,7 @@ class Residence:
             self.copies.pop(id(home), None)
             table = self._table(module, name)
             table[name] = home
-        elif backup is not None:
+        if backup is not None and (home is None or backup.inplace_update):
             self._undo_foreign(key, backup)
 
     def _undo_foreign(self, key: str, backup: Any) -> None:
@@ -200,7 +244,7 @@ class Residence:
         saved = self.streaming.setdefault(name, {})
         for attribute, value in attributes.items():
             if attribute not in saved:
-                saved[attribute] = module.__dict__.get(attribute, _ABSENT)
+                saved[attribute] = module.__dict__.get(attribute, ABSENT)
             module.__dict__[attribute] = value
 
     def stop_streaming(self, name: str, module: nn.Module) -> None:
@@ -227,20 +271,25 @@ class Residence:
         self.hook_functions.setdefault((prefix, attribute), present)
         module.__dict__[attribute] = [*present, function]
 
-    def take_hooks_off(self) -> None:
-        """Put back what hooks replaced; nothing can fail here."""
-        for key, shown in self.hooked.items():
+    def take_hooks_off(self, keys: Container[str] | None = None) -> None:
+        """Put back what hooks replaced; nothing can fail here.
+
+        Args:
+            keys: Only these weights; None means all.
+        """
+        for key in [key for key in self.hooked if keys is None or key in keys]:
             path, _, name = key.rpartition(".")
-            module = self._submodule(path)
+            module, shown = self._submodule(path), self.hooked.pop(key)
             if module is not None:
                 table = self._table(module, name)
                 table[name] = shown
-        for (prefix, attribute), functions in self.hook_functions.items():
-            module = self._submodule(prefix.removesuffix("."))
-            if module is not None:
-                module.__dict__[attribute] = functions
-        self.hooked.clear()
-        self.hook_functions.clear()
+        for prefix, attribute in list(self.hook_functions):
+            key = prefix + attribute.removesuffix("_function")
+            if keys is None or key in keys:
+                functions = self.hook_functions.pop((prefix, attribute))
+                module = self._submodule(prefix.removesuffix("."))
+                if module is not None:
+                    module.__dict__[attribute] = functions
 
     # -- objects ---------------------------------------------------------------------------
 
@@ -283,13 +332,13 @@ class Residence:
             if any(True for _ in own_tensors(module)):
                 yield name, module
 
-    def release(self, name: str, module: nn.Module) -> int:
-        """Put a module's weights and attributes back; returns the bytes it held on the device."""
+    def release(self, name: str, module: nn.Module) -> None:
+        """Put a module's weights and attributes back."""
         prefix = f"{name}." if name else ""
         for tensor_name in own_tensors(module):
             self.put_back(module, prefix, tensor_name)
         self.stop_streaming(name, module)
-        return self.resident.pop(name, 0)
+        self.resident.discard(name)
 
     def restore(self) -> None:
         """Put every weight and attribute back; the module is then exactly as it was."""
@@ -330,29 +379,20 @@ class Residence:
             return None
 
 
-_ABSENT = object()
-
-
-def restore_attribute(module: nn.Module, attribute: str, saved: Any) -> None:
-    """Put an instance attribute back; one the instance did not have goes."""
-    if saved is _ABSENT:
-        module.__dict__.pop(attribute, None)
-    else:
-        module.__dict__[attribute] = saved
-
-
-_residences: weakref.WeakKeyDictionary[nn.Module, Residence] = weakref.WeakKeyDictionary()
+_PLACE = "_latentloom_residence"
 
 
 def residence_of(model: nn.Module) -> Residence:
-    """The one physical state of a base module."""
-    found = _residences.get(model)
-    if found is None:
-        found = _residences[model] = Residence(weakref.ref(model))
+    """The one physical state of a base module.
+
+    It is kept in the module itself. A table of weak keys would keep modules alive for ever: what an
+    object patch replaced may be a bound method of the module, and an injection holds its patcher.
+    """
+    found = model.__dict__.get(_PLACE)
+    if found is None or found.model() is not model:
+        found = model.__dict__[_PLACE] = Residence(weakref.ref(model))
     return found
 
 
-def own_tensors(module: nn.Module) -> list[str]:
-    """Names of the parameters and buffers a module holds itself."""
-    names = [name for name, value in module._parameters.items() if value is not None]
-    return names + [name for name, value in module._buffers.items() if value is not None]
+def _forget() -> None:
+    """What a pickled residence becomes."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from comfy.devices import casting, memory
+from comfy.devices import casting, pinning
 from comfy.patching.attributes import copy_to_param, get_key_weight
-from comfy.patching.lowvram import INTERMEDIATE_DTYPE
+from comfy.patching.lowvram import INTERMEDIATE_DTYPE, LowVramPatch
 from comfy.patching.residence import Backup, Residence
-from comfy.weights import arithmetic
-from comfy.weights.mapped_file import release_pages
+from comfy.weights import arithmetic, row_blocks
+from comfy.weights.mapped_file import is_file_backed, release_pages
 from comfy.weights.rounding import stochastic_rounding, string_to_seed
-
-PINNED_SHARE = 0.45
-"""Share of the machine's memory that page-locked weights may take."""
 
 
 class WeightPatching:
@@ -27,11 +26,22 @@ class WeightPatching:
     residence: Residence
     patches: dict[str, list[Any]]
     weight_inplace_update: bool
+    load_device: torch.device
 
     @property
     def backup(self) -> dict[str, Any]:
         """Originals of patched weights, shared by all views of the module."""
         return self.residence.backup
+
+    @backup.setter
+    def backup(self, backup: dict[str, Any]) -> None:
+        """Subclasses hand a clone the backup of its parent, which it shares anyway."""
+        self.residence.backup = backup
+
+    @property
+    def pinned(self) -> set[str]:
+        """Keys of weights that travel from page-locked memory."""
+        return set(self.residence.pinned)
 
     # -- one weight ------------------------------------------------------------------------
 
@@ -59,10 +69,12 @@ class WeightPatching:
             device_to: Where the patched weight goes; None is where the original is.
             inplace_update: Write into the parameter, when it is already there.
             return_weight: Only compute and return the patched weight.
+        Returns:
+            The weight of a key without patches; the patched weight when it is asked for.
         """
-        if key not in self.patches:
-            return None
         current, set_func, convert_func = get_key_weight(self.model, key)
+        if key not in self.patches:
+            return current
         weight = self.residence.home.get(key, current)
         if key in self.backup:
             weight = self.backup[key].weight
@@ -95,6 +107,11 @@ class WeightPatching:
         convert: Callable[..., Any] | None,
     ) -> torch.Tensor:
         device = device or weight.device
+        own = type(self).calculate_weight is WeightPatching.calculate_weight
+        if own and convert is None and device == weight.device and not arithmetic.is_replaced():
+            quick = row_blocks.patched(self.patches[key], weight.detach(), key)
+            if quick is not None:
+                return quick
         if convert is not None:
             working = convert(casting.cast_to_device(weight, device, None, copy=True), inplace=True)
             working = working.to(INTERMEDIATE_DTYPE)
@@ -106,33 +123,45 @@ class WeightPatching:
         path, _, name = key.rpartition(".")
         return self.model.get_submodule(path), f"{path}." if path else "", name
 
+    def _patch_at_use(self, key: str, keep: bool = True) -> LowVramPatch:
+        """This view's patches of a weight as a function that its layer applies at use."""
+        _, set_func, convert_func = get_key_weight(self.model, key)
+        patches = {key: list(self.patches[key])}
+        return LowVramPatch(key, patches, convert_func, set_func, keep, self._own_arithmetic())
+
+    def _own_arithmetic(self) -> Callable[..., torch.Tensor] | None:
+        """`calculate_weight` where a subclass or a custom node replaced it; holds no patcher."""
+        method = type(self).calculate_weight
+        if method is WeightPatching.calculate_weight:
+            return None
+        return functools.partial(method, weakref.proxy(self))
+
     def pin_weight_to_device(self, key: str) -> None:
         """Let a weight that is streamed travel from page-locked memory, while there is any."""
         module, prefix, name = self._place(key)
-        home = self.residence.original(module, prefix, name)
-        if home is None or home.device.type != "cpu" or home.is_pinned():
+        shown = getattr(module, name)
+        if key in self.residence.pinned or shown.device.type != "cpu" or shown.is_pinned():
             return
-        if self.residence.pinned_bytes + memory.tensor_bytes(home) > pinned_limit():
+        device = self.residence.device or self.load_device
+        pinned = pinning.pin(shown, device, own_memory=is_file_backed(shown))
+        if pinned is None:
             return
-        copy = casting.pinned_copy(home)
-        if copy is not None:
-            self.residence.replace(module, prefix, name, copy)
-            self.residence.pinned[key] = memory.tensor_bytes(home)
-            release_pages(home)
+        if pinned.tensor.data_ptr() != shown.data_ptr():
+            self.residence.replace(module, prefix, name, pinned.tensor)
+            release_pages(shown)
+        self.residence.pinned[key] = pinned
 
     def unpin_weight(self, key: str) -> None:
-        """Put a streamed weight's own memory back in the place of its page-locked copy."""
+        """End the page lock of a streamed weight; its own memory takes the place of a copy."""
         if key in self.residence.pinned:
             self.residence.close_plan()
             module, prefix, name = self._place(key)
-            self.residence.put_back(module, prefix, name)
+            if key in self.residence.applied:
+                del self.residence.pinned[key]
+            else:
+                self.residence.put_back(module, prefix, name)
 
     def unpin_all_weights(self) -> None:
         """`unpin_weight` for every weight."""
         for key in list(self.residence.pinned):
             self.unpin_weight(key)
-
-
-def pinned_limit() -> int:
-    """Page-locked bytes one model may hold: locked memory is lost to everything else."""
-    return int(memory.total_ram_mib() * memory.MIB * PINNED_SHARE)

@@ -15,6 +15,7 @@ from comfy.patching.patcher import ModelPatcher
 from comfy.vae.kinds import custom_spec, detect_autoencoder
 from comfy.vae.spec import AutoencoderSpec
 from comfy.vae.tiled import TiledCoding
+from comfy.weights.diffusers_vae import convert_vae_state_dict, is_diffusers_vae
 from comfy.weights.fill import IncompleteWeightsError, fill, in_words
 from comfy.weights.layout import arrange_convolutions
 
@@ -65,6 +66,8 @@ class VAE(TiledCoding):
             IncompleteWeightsError: The weights are of no known kind, or not all there.
         """
         weights = dict(sd or {})
+        if is_diffusers_vae(weights):
+            weights = convert_vae_state_dict(weights)
         spec = custom_spec(config) if config is not None else detect_autoencoder(weights, metadata)
         if spec is None:
             raise IncompleteWeightsError(
@@ -153,29 +156,31 @@ class VAE(TiledCoding):
         self.throw_exception_if_invalid()
         samples_in = self._latent_without_time(samples_in)
         self._check_channels(samples_in)
-        try:
+
+        def whole() -> Tensor:
             self._load(self.memory_used_decode(samples_in.shape, self.vae_dtype))
             run = self._decoder(vae_options or {})
             batch = self._batch_size(self.memory_used_decode, samples_in[:1].shape)
-            pixels = _in_batches(samples_in, batch, lambda part: self.process_output(run(part)))
-        except torch.OutOfMemoryError:
-            logger.warning("Out of memory while decoding; decoding in tiles instead")
-            memory.soft_empty_cache()
-            pixels = self._decode_in_default_tiles(samples_in)
+            return _in_batches(samples_in, batch, lambda part: self.process_output(run(part)))
+
+        pixels = residency.run_or_make_room(
+            self.patcher, whole, lambda: self._decode_in_default_tiles(samples_in)
+        )
         return pixels.movedim(1, -1)
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """Latents of pictures; in tiles when memory runs out."""
         self.throw_exception_if_invalid()
         pixels = self._pixels_in(pixel_samples)
-        try:
+
+        def whole() -> Tensor:
             self._load(self.memory_used_encode(pixels.shape, self.vae_dtype))
             batch = self._batch_size(self.memory_used_encode, pixels[:1].shape)
             return _in_batches(pixels, batch, self._encoder())
-        except torch.OutOfMemoryError:
-            logger.warning("Out of memory while encoding; encoding in tiles instead")
-            memory.soft_empty_cache()
-            return self._encode_in_default_tiles(pixels)
+
+        return residency.run_or_make_room(
+            self.patcher, whole, lambda: self._encode_in_default_tiles(pixels)
+        )
 
     # -- in tiles --------------------------------------------------------------------------------
 

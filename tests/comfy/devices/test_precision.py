@@ -38,7 +38,7 @@ def test_an_accelerator_uses_the_first_type_the_family_and_it_agree_on(accelerat
     assert precision.unet_dtype(weight_dtype=torch.float32) == torch.float16
     assert precision.unet_dtype(supported_dtypes=[torch.bfloat16]) == torch.bfloat16
     assert precision.unet_dtype(supported_dtypes=[torch.float32]) == torch.float32
-    assert precision.unet_dtype(weight_dtype=torch.float8_e4m3fn) == torch.float8_e4m3fn
+    assert precision.unet_dtype(weight_dtype=torch.float8_e4m3fn) == torch.float8_e4m3fn  # (9, 0)
     assert precision.unet_manual_cast(torch.float8_e4m3fn, device) == torch.float16
     assert precision.unet_manual_cast(torch.bfloat16, device) is None
     assert placement.unet_offload_device() == CPU
@@ -129,3 +129,151 @@ def test_out_of_memory_is_told_from_other_errors() -> None:
     memory.raise_non_oom(torch.OutOfMemoryError("full"))
     with pytest.raises(ValueError, match="other"):
         memory.raise_non_oom(ValueError("other"))
+
+
+# -- the policy, card by card ------------------------------------------------------------------
+
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+FP8 = torch.float8_e4m3fn
+SD, FLUX, BF16_ONLY = (FP16, FP32), (BF16, FP16, FP32), (BF16, FP32)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A card by capability, name and GiB, as `torch.device("cuda:5")`."""
+
+    def make(capability: tuple[int, int] | None, gib: float = 24.0, name: str = "") -> torch.device:
+        device = torch.device("cuda:5")
+        install_runtime(build_runtime(MemoryPolicy(cpu=True, reserve_vram_bytes=0)))
+        for ask in (
+            accelerators.has_fast_fp16,
+            accelerators.has_bf16,
+            accelerators.has_fp8_compute,
+        ):
+            ask.cache_clear()
+        monkeypatch.setattr(accelerators, "compute_capability", lambda _: capability)
+        monkeypatch.setattr(accelerators, "device_name", lambda _: name)
+        monkeypatch.setattr(memory, "_device_free_total", lambda _: (int(gib * 2**30),) * 2)
+        monkeypatch.setattr(memory, "_allocator_stat", lambda *_: 0)
+        return device
+
+    yield make
+    for ask in (accelerators.has_fast_fp16, accelerators.has_bf16, accelerators.has_fp8_compute):
+        ask.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "gib", "name", "billions", "supported", "file", "storage", "cast"),
+    [
+        ((8, 6), 24, "RTX 3090", 2.6, SD, FP16, FP16, None),
+        ((8, 6), 24, "RTX 3090", 2.6, SD, FP32, FP16, None),
+        ((8, 6), 24, "RTX 3090", 12, FLUX, BF16, BF16, None),
+        ((8, 6), 24, "RTX 3090", 12, FLUX, FP16, FP16, None),  # the file's type is kept
+        ((8, 6), 24, "RTX 3090", 12, FLUX, FP8, FP8, BF16),  # 24 GB in bfloat16 would not fit
+        ((8, 6), 24, "RTX 3090", 2, FLUX, FP8, BF16, None),  # fits: widened once, not at each use
+        ((8, 9), 24, "RTX 4090", 2, FLUX, FP8, FP8, BF16),  # multiplies float8 itself
+        ((8, 6), 8, "RTX 3060 Ti", 12, FLUX, BF16, BF16, None),
+        ((7, 5), 8, "RTX 2080", 2.6, SD, FP16, FP16, None),
+        ((7, 5), 8, "RTX 2080", 12, FLUX, BF16, FP16, None),
+        ((7, 5), 8, "RTX 2080", 12, BF16_ONLY, BF16, BF16, FP32),  # stored, not computed, in it
+        ((7, 5), 8, "RTX 2080", 0.5, BF16_ONLY, BF16, FP32, None),
+        ((7, 5), 6, "GeForce GTX 1660 Ti", 0.9, SD, FP16, FP32, None),
+        ((7, 5), 6, "GeForce GTX 1660 Ti", 2.6, SD, FP16, FP16, FP32),
+        ((6, 1), 8, "GeForce GTX 1080", 2.6, SD, FP16, FP16, FP32),
+    ],
+)
+def test_storage_and_computation_follow_card_and_file(
+    card: Any, capability: Any, gib: float, name: str, billions: float,
+    supported: Any, file: Any, storage: Any, cast: Any,
+) -> None:  # fmt: skip
+    device = card(capability, gib, name)
+    got = precision.unet_dtype(device, int(billions * 1e9), supported, file)
+    assert got == storage
+    assert precision.unet_manual_cast(got, device, supported) == cast
+
+
+def test_autoencoders_take_the_first_type_that_pays(card: Any) -> None:
+    assert precision.vae_dtype(card((8, 6)), [BF16, FP32]) == BF16
+    assert precision.vae_dtype(card((7, 5)), [BF16, FP32]) == FP32
+    assert precision.vae_dtype(card((7, 5)), [FP16, BF16]) == FP16
+
+
+def test_old_amd_and_apple_systems_do_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = torch.device("cuda:6")
+    monkeypatch.setattr(accelerators, "compute_capability", lambda _: None)
+    for architecture, able in (("gfx1030", False), ("gfx1100", True)):
+        accelerators.has_bf16.cache_clear()
+        monkeypatch.setattr(accelerators, "amd_architecture", lambda _, name=architecture: name)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+        assert accelerators.has_bf16(card) is able
+        assert precision.vae_dtype(card, [BF16, FP32]) == FP32
+    for version, able in (((13, 6), False), ((14, 0), True)):
+        accelerators.has_bf16.cache_clear()
+        monkeypatch.setattr(accelerators, "macos_version", lambda v=version: v)
+        assert accelerators.has_bf16(MPS) is able
+    accelerators.has_bf16.cache_clear()
+
+
+def test_a_file_in_float8_is_widened_where_it_cannot_be_held() -> None:
+    with_precision()
+    assert precision.unet_dtype(MPS, 10**10, SD, FP8) == FP16
+
+
+def test_the_cpu_computes_in_bfloat16_only_when_asked_and_able(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for able, asked in ((True, True), (True, False), (False, True)):
+        monkeypatch.setattr(accelerators, "cpu_multiplies_bf16", lambda able=able: able)
+        with_precision(cpu_bf16=asked)
+        expected = BF16 if able and asked else FP32
+        assert precision.unet_dtype(CPU, 10**9, FLUX, FP16) == expected
+        assert precision.unet_manual_cast(FP16, CPU, FLUX) == expected
+        assert precision.vae_dtype(CPU, [BF16, FP32]) == FP32
+
+
+def test_flags_force_types(card: Any) -> None:
+    device = card((8, 6))
+    install_runtime(build_runtime(MemoryPolicy(cpu=True), PrecisionPolicy(force_fp32=True)))
+    assert precision.unet_dtype(device, 10**9, FLUX, BF16) == FP32
+    install_runtime(build_runtime(MemoryPolicy(cpu=True), PrecisionPolicy(force_fp16=True)))
+    assert precision.unet_dtype(device, 10**9, SD, FP32) == FP16
+    fast = PrecisionPolicy(fast=frozenset({"fp16_accumulation"}))
+    install_runtime(build_runtime(MemoryPolicy(cpu=True), fast))
+    assert precision.unet_dtype(device, 10**9, FLUX, BF16) == FP16
+    assert precision.unet_manual_cast(FP8, device, FLUX) == FP16
+
+
+def test_copies_to_the_cpu_are_always_waited_for(accelerator: Any) -> None:
+    from comfy.devices import casting
+
+    device = placement.get_torch_device()
+    assert casting.device_supports_non_blocking(device)
+    assert not casting.device_supports_non_blocking(CPU)
+    with simulated_accelerator(force_non_blocking=True):
+        assert not casting.device_supports_non_blocking(CPU)
+
+
+def test_a_device_that_cannot_tell_what_is_free_is_asked_for_its_size(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Any) -> None:
+        raise RuntimeError("this device does not support querying the available memory")
+
+    device = placement.get_torch_device()
+    accelerator.set_capacity(1 << 20)
+    held = torch.empty(1000, dtype=torch.uint8, device=device)
+    total = accelerators.device_module(device).mem_get_info(device)[1]
+    monkeypatch.setattr(accelerators.device_module(device), "mem_get_info", refuse, raising=False)
+    monkeypatch.setattr(
+        accelerators.device_module(device), "get_device_properties",
+        lambda _: type("P", (), {"total_memory": total}), raising=False,
+    )  # fmt: skip
+    assert memory.get_total_memory(device) == total
+    assert memory.get_free_memory(device) == total - held.nbytes
+
+
+def test_memory_errors_of_every_back_end_are_known() -> None:
+    assert memory.is_oom(RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"))
+    assert memory.is_oom(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    assert memory.is_oom(MemoryError())
+    assert not memory.is_oom(RuntimeError("shape mismatch"))

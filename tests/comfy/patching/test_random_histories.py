@@ -17,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from comfy import ops
+from comfy import interrupt, ops
 from comfy.devices import residency
 from comfy.patching.dynamic import ModelPatcherDynamic
 from comfy.patching.hook_group import HookGroup
@@ -89,17 +89,26 @@ class History:
         self.views = [View(kind(self.model, self.device, CPU))]
         self.loaded: View | None = None
         self.hook: tuple[str, int] | None = None
+        self.sibling = self.fresh(seed=1)  # another model that shares two parameters
+        self.sibling.out.weight = self.model.out.weight
+        self.sibling.embed.weight = self.model.embed.weight
+        self.sibling_before = snapshot(self.sibling)
+        self.relative = kind(self.sibling, self.device, CPU)
 
-    def fresh(self) -> Network:
-        return Network(WIDTH, DEPTH, ops.manual_cast, self.dtype)
+    def fresh(self, seed: int = 0) -> Network:
+        return Network(WIDTH, DEPTH, ops.manual_cast, self.dtype, seed)
 
     def view(self, number: int) -> View:
         return self.views[number % len(self.views)]
 
     def step(self, name: str, number: int, fraction: float) -> None:
-        with contextlib.suppress(torch.OutOfMemoryError, residency.OutOfMemoryReport, Failure):
+        with contextlib.suppress(
+            torch.OutOfMemoryError, residency.OutOfMemoryReport, Failure,
+            interrupt.InterruptProcessingException,
+        ):  # fmt: skip
             getattr(self, name)(number, fraction)
         BrokenAdapter.armed = False
+        interrupt.interrupt_current_processing(False)
         self.fakegpu.fail_allocation(-1)
         if self.model.current_weight_patches_uuid is None:
             self.loaded = None
@@ -110,7 +119,8 @@ class History:
         patcher = self.views[0].patcher
         allocated = torch.accelerator.memory_allocated(0)
         if self.hook is None:
-            assert patcher.residence.device_bytes == allocated
+            accounted = patcher.residence.device_bytes + self.relative.residence.device_bytes
+            assert accounted == allocated
         if self.loaded is not None:
             assert torch.equal(self.run(), self.expected(self.loaded))
 
@@ -177,6 +187,48 @@ class History:
         BrokenAdapter.armed = True
         self.load(number, fraction)
 
+    def force(self, number: int, fraction: float) -> None:
+        view = self.view(number)
+        self.unhook(0, 0)
+        self.loaded = None
+        budget = 0 if fraction > 0.8 else max(1, int(bytes_of(self.model) * fraction))
+        view.patcher.patch_model(self.device, budget, force_patch_weights=True)
+        self.loaded = view
+
+    def load_sibling(self, number: int, fraction: float) -> None:
+        """A model with some of the same parameters, patched differently."""
+        self.relative = self.relative.clone()
+        self.relative.add_patches(change_of("set", number + 50), 0.5)
+        budget = 0 if fraction > 0.8 else max(1, int(bytes_of(self.model) * fraction))
+        self.relative.patch_model(self.device, budget)
+
+    def fail_run(self, number: int, fraction: float) -> None:
+        if self.loaded is not None:
+            self.fakegpu.fail_allocation(int(fraction * 20), 1)
+            self.run()
+
+    def cancel_run(self, number: int, fraction: float) -> None:
+        if self.loaded is not None:
+            interrupt.interrupt_current_processing(True)
+            self.run()
+
+    def cancel_load(self, number: int, fraction: float) -> None:
+        """Code told of a load asks for a cancellation in the middle of a switch."""
+
+        def stop(*_: Any) -> None:
+            raise interrupt.InterruptProcessingException
+
+        view = self.view(number)
+        view.patcher.add_callback_with_key("on_load_after", "stop", stop)
+        try:
+            self.load(number, fraction)
+        finally:
+            view.patcher.remove_callbacks_with_key("on_load_after", "stop")
+
+    def copy_deeply(self, number: int, _: float) -> None:
+        copied = self.view(number).patcher.clone(force_deepcopy=True)
+        assert {t.device for t in copied.model.state_dict().values()} == {CPU}
+
     def partially_unload(self, number: int, fraction: float) -> None:
         if self.loaded is not None:
             self.unhook(0, 0)
@@ -212,10 +264,12 @@ class History:
 
     def finish(self) -> None:
         self.detach(0, 0)
+        self.relative.detach()
         residency.unload_all_models()
         gc.collect()
         assert torch.accelerator.memory_allocated(0) == 0
         assert_untouched(self.model, self.before)
+        assert_untouched(self.sibling, self.sibling_before)
 
 
 def hook_group(kind: str, seed: int) -> HookGroup:
@@ -228,7 +282,8 @@ def hook_group(kind: str, seed: int) -> HookGroup:
 
 STEPS = (
     "clone", "patch", "gain", "load", "load", "plan", "fail_load", "break_patch",
-    "partially_unload", "partially_load", "apply_hook", "unhook", "detach",
+    "partially_unload", "partially_load", "apply_hook", "unhook", "detach", "force",
+    "load_sibling", "fail_run", "cancel_run", "cancel_load", "copy_deeply",
 )  # fmt: skip
 
 
@@ -257,6 +312,7 @@ def test_no_history_leaves_a_trace(
     accelerator.reset()
     accelerator.set_rounding(1)
     accelerator.set_async(dtype == torch.float16)  # copies that are late unless waited for
+    accelerator.set_poison(True)
     residency.current_loaded_models.clear()
     history = History(accelerator, dtype, kind)
     for name, number, fraction in steps:

@@ -349,6 +349,15 @@ class _Module:
     def ipc_collect(self):
         pass
 
+    def cudart(self):
+        """The driver calls that page-lock host memory in place."""
+        from types import SimpleNamespace
+
+        return SimpleNamespace(
+            cudaHostRegister=lambda ptr, size, flags: 0 if _lib.fg_host_register(ptr, size) else 1,
+            cudaHostUnregister=lambda ptr: 0 if _lib.fg_host_unregister(ptr) else 1,
+        )
+
     def mem_get_info(self, device=None):
         return torch.accelerator.get_memory_info(_index(device))
 

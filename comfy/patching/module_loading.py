@@ -1,0 +1,187 @@
+"""One module of a model: made resident on a device, or left where it rests and streamed at use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from comfy.devices import accelerators, casting, memory
+from comfy.ops.cast import is_castable
+from comfy.patching.attributes import get_key_weight, own_tensors
+from comfy.patching.equality import same_objects
+from comfy.patching.lowvram import low_vram_patch_estimate_vram, patch_bytes
+from comfy.patching.residence import HeldWeight
+from comfy.patching.weights import WeightPatching
+
+AT_USE = ("weight", "bias")
+"""Tensors of a layer that travel, and are patched, at use."""
+
+
+class LoadEntry(NamedTuple):
+    """One module in the order of loading.
+
+    Attributes:
+        offload_bytes: Bytes its streaming takes on the device at use (0 when it cannot stream).
+        module_bytes: Bytes of its weights.
+        name: Dotted name.
+        module: The module.
+        params: Names of its own parameters and buffers.
+    """
+
+    offload_bytes: int
+    module_bytes: int
+    name: str
+    module: nn.Module
+    params: list[str]
+
+
+class ModuleLoading(WeightPatching):
+    """The part of a patcher that shows its view on single modules."""
+
+    offload_device: torch.device
+    weight_wrapper_patches: dict[str, list[Callable[..., Any]]]
+    force_cast_weights: bool
+
+    def _load_list(
+        self,
+        prio_comfy_cast_weights: bool = False,  # noqa: ARG002 - public signature
+        default_device: torch.device | None = None,  # noqa: ARG002 - public signature
+    ) -> list[LoadEntry]:
+        """Modules that hold weights, in order of loading: what cannot stream, then by size."""
+        entries = []
+        for name, module in self.residence.modules():
+            params = own_tensors(module)
+            prefix = f"{name}." if name else ""
+            originals = [self.residence.original(module, prefix, p) for p in params]
+            size = sum(memory.tensor_bytes(t) for t in originals if t is not None)
+            entries.append(
+                LoadEntry(size if is_castable(module) else 0, size, name, module, params)
+            )
+        entries.sort(key=lambda e: (is_castable(e.module), -e.module_bytes))
+        return entries
+
+    def _entries(self) -> list[LoadEntry]:
+        """`_load_list`, which custom nodes replace by functions that give plain tuples."""
+        return [LoadEntry(*entry) for entry in self._load_list()]
+
+    def _make_resident(
+        self, entry: LoadEntry, device: torch.device | None, force_patch: bool
+    ) -> None:
+        """Put a module's weights, patched, on the device."""
+        self.residence.stop_streaming(entry.name, entry.module)
+        prefix = f"{entry.name}." if entry.name else ""
+        for name in entry.params:
+            key = prefix + name
+            wanted = tuple(self.patches.get(key, ()))
+            shown = self.residence.applied.get(key, ())
+            again = force_patch and wanted
+            if again or not self._is_held(key, device) or not same_objects(wanted, shown):
+                size = self._show(entry.module, prefix, name, device)
+                shown_tensor = get_key_weight(self.model, key)[0]
+                self.residence.held[key] = HeldWeight(shown_tensor, size)
+        self.residence.resident.add(entry.name)
+        self._attach_functions(entry, streamed=False)
+
+    def _is_held(self, key: str, device: torch.device | None) -> bool:
+        """Whether a weight is resident, where it was put."""
+        held = self.residence.held.get(key)
+        return held is not None and (device is None or held.tensor.device == device)
+
+    def _show(self, module: nn.Module, prefix: str, name: str, device: torch.device | None) -> int:
+        """One weight of a resident module; returns the bytes it takes on the device."""
+        key = prefix + name
+        if key in self.patches:
+            self.residence.put_back(module, prefix, name)  # a subclass starts from what it finds
+            self.patch_weight_to_device(key, device_to=device)
+            self.residence.applied[key] = tuple(self.patches[key])
+            return memory.tensor_bytes(get_key_weight(self.model, key)[0])
+        if device is None:
+            original = self.residence.original(module, prefix, name)
+            assert original is not None
+            self.residence.put_back(module, prefix, name)
+            return memory.tensor_bytes(original)
+        return self.residence.move(module, prefix, name, device)
+
+    def _make_streamed(self, entry: LoadEntry, force_patch: bool = False) -> None:
+        """Leave a module's weights where they rest; they travel and are patched at use.
+
+        Args:
+            entry: The module.
+            force_patch: Patch the resting weights now, for layers that do not patch at use.
+        """
+        self.residence.release(entry.name, entry.module)
+        self._leave_device(entry)
+        self._patch_at_rest(entry, force_patch)
+        self._attach_functions(entry, streamed=True, patched=not force_patch)
+        device = self.residence.device
+        if device is None:
+            return
+        plan = self.residence.open_plan(device)
+        self.residence.stream(entry.name, entry.module, {"stream_plan": plan})
+        if plan.streams and casting.pin_memory_supported(device):
+            prefix = f"{entry.name}." if entry.name else ""
+            for name in entry.params:
+                self.pin_weight_to_device(prefix + name)
+
+    def _patch_at_rest(self, entry: LoadEntry, everything: bool) -> None:
+        """Patch a streamed module's weights where they rest.
+
+        Args:
+            entry: The module.
+            everything: Also weight and bias, which layers usually patch at use.
+        """
+        prefix = f"{entry.name}." if entry.name else ""
+        for name in entry.params:
+            key = prefix + name
+            if key in self.patches and (everything or name not in AT_USE):
+                self.residence.put_back(entry.module, prefix, name)
+                self.patch_weight_to_device(key)
+                self.residence.applied[key] = tuple(self.patches[key])
+
+    def _leave_device(self, entry: LoadEntry) -> None:
+        """Move weights that themselves are on the load device to where the model rests, for good.
+
+        A module that was built there, or that a custom node moved, would hold its memory for ever.
+        """
+        device, rest = self.residence.device, accelerators.with_index(self.offload_device)
+        own = [*entry.module._parameters.values(), *entry.module._buffers.values()]
+        if device != rest and any(t is not None and t.device == device for t in own):
+            entry.module._apply(lambda tensor: tensor.to(rest), recurse=False)
+
+    def streaming_reserve(self) -> int:
+        """Device bytes that streaming takes at most.
+
+        The largest layers that are there at once, the patches that stay there, and the copies of
+        the largest weight that is patched at use.
+        """
+        sizes = [e.module_bytes for e in self._entries() if is_castable(e.module)]
+        layers = 2 * max(sizes, default=0)
+        work = (low_vram_patch_estimate_vram(self.model, key) for key in self.patches)
+        kept = (patch_bytes(patch) for patches in self.patches.values() for patch in patches)
+        return layers + max(work, default=0) + sum(kept)
+
+    def _attach_functions(self, entry: LoadEntry, streamed: bool, patched: bool = True) -> None:
+        """Set what a layer does to its weights at use.
+
+        Args:
+            entry: The layer.
+            streamed: Its weights travel, so patches are applied at use.
+            patched: Unless the weights arrive with their patches applied.
+        """
+        prefix = f"{entry.name}." if entry.name else ""
+        settings: dict[str, Any] = {}
+        for name in AT_USE:
+            key = prefix + name
+            functions: list[Any] = []
+            if streamed and patched and key in self.patches:
+                functions.append(self._patch_at_use(key))
+            functions += self.weight_wrapper_patches.get(key, ())
+            if functions:
+                settings[f"{name}_function"] = functions
+        if (streamed or settings or self.force_cast_weights) and is_castable(entry.module):
+            settings["comfy_cast_weights"] = True
+        if settings:
+            self.residence.stream(entry.name, entry.module, settings)
