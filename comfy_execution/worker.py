@@ -96,15 +96,23 @@ class Worker:
         is_left = self._stopping.is_set() and self._was_interrupted()
         if is_left and self.queue.leave_to_next_process(key):
             return
-        try:
-            self.queue.task_done(key, executor.history_result, executor.status, public_item)
-        except Exception:  # the loop must go on
-            logger.exception("prompt %s has ended but could not be recorded", prompt_id)
+        self._record(prompt_id, key)
         client_id = item[3].get("client_id")
         if client_id is not None:
             executor.server.publish(events.Executing(None, prompt_id, client_id=client_id))
         nodes = executor.history_result.get("nodes") or {}
         executor.server.publish(events.NodeFigures(prompt_id, nodes))
+
+    def _record(self, prompt_id: str, key: int) -> None:
+        """Moves the prompt to the history; if its results cannot be kept, without them."""
+        executor = self.executor
+        nothing: dict[str, Any] = {"outputs": {}, "meta": {}}
+        for result in (executor.history_result, nothing):
+            try:
+                self.queue.task_done(key, result, executor.status, public_item)
+                return
+            except Exception:  # the loop must go on
+                logger.exception("prompt %s has ended but could not be recorded", prompt_id)
 
     def _was_interrupted(self) -> bool:
         messages = self.executor.status_messages

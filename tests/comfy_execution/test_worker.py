@@ -284,3 +284,22 @@ def test_an_instance_that_is_long_in_the_making_is_broken_out_of(house: Any) -> 
     assert started.wait(10)
     home.queue.interrupt("a")
     assert home.ending("a") == "execution_interrupted"
+
+
+def test_a_prompt_whose_results_cannot_be_recorded_does_not_run_for_ever(
+    house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = house()
+    prepare = home.queue.history.prepare
+
+    def choosy(prompt_id: str, entry: dict[str, Any], *others: Any) -> Any:
+        if entry["outputs"]:
+            raise RecursionError("too deep")
+        return prepare(prompt_id, entry, *others)
+
+    monkeypatch.setattr(home.queue.history, "prepare", choosy)
+    home.post("a", PROMPT)
+    assert home.wait("a")["status"]["completed"]
+    assert home.queue.get_tasks_remaining() == 0
+    home.post("b", PROMPT)
+    assert home.ending("b") == "execution_success"
