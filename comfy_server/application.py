@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -9,6 +10,8 @@ from aiohttp.typedefs import Middleware
 
 from comfy_server import auth, metrics, middleware
 from comfy_server.completions import COMPLETIONS, Completions
+from comfy_server.connections import CONNECTIONS, Connections, most_connections
+from comfy_server.images import DECODERS, MOST_DECODED_AT_ONCE
 from comfy_server.rates import RateLimit
 from comfy_server.request_log import log_requests
 from comfy_server.routes import ALL_ROUTES, FALLBACK_ROUTES, login, object_info
@@ -19,13 +22,14 @@ if TYPE_CHECKING:
 
 API_PREFIX = "/api"
 ONLY_BARE = ("/internal/", "/templates/", "/docs/", "/extensions/", f"{API_PREFIX}/")
-MAX_HEADER_BYTES = 64 * 1024
 
 
 def build_application(server: PromptServer) -> web.Application:
     """An application without routes: packs add theirs before `add_routes` is called."""
     options = server.options
+    connections = Connections(most_connections())
     layers: list[Middleware] = [
+        connections.note,
         metrics.measure(lambda: server.metrics),
         log_requests,
         middleware.cache_headers,
@@ -43,6 +47,8 @@ def build_application(server: PromptServer) -> web.Application:
     if store is not None:
         app[auth.STORE] = store
     app[login.ATTEMPTS] = RateLimit(login.ATTEMPTS_PER_MINUTE)
+    app[CONNECTIONS] = connections
+    app[DECODERS] = ThreadPoolExecutor(MOST_DECODED_AT_ONCE, thread_name_prefix="picture")
     app[OPTIONS] = options
     app[object_info.LISTINGS] = object_info.Listings()
     app[SERVER] = server
@@ -52,7 +58,12 @@ def build_application(server: PromptServer) -> web.Application:
     app[PACKS] = server.packs
     app[LOGS] = server.logs
     app.on_shutdown.append(lambda _: server.hub.close())
+    app.on_cleanup.append(_stop_decoders)
     return app
+
+
+async def _stop_decoders(app: web.Application) -> None:
+    app[DECODERS].shutdown(wait=False, cancel_futures=True)
 
 
 def add_routes(server: PromptServer) -> None:

@@ -91,8 +91,15 @@ def bounded_user(request: web.Request) -> str | None:
     return None if is_admin(request) else owner_of(request)
 
 
-def _bare(path: str) -> str:
-    return path.removeprefix("/api") if path.startswith("/api/") else path
+def _route(request: web.Request) -> tuple[str, str]:
+    """Method and path of the route that answers, without the prefix.
+
+    The route counts, not how its path was written; HEAD is a GET whose body is left out.
+    """
+    resource = request.match_info.route.resource
+    path = "" if resource is None else resource.canonical
+    method = "GET" if request.method == "HEAD" else request.method
+    return method, path.removeprefix("/api") if path.startswith("/api/") else path
 
 
 def _unauthenticated(request: web.Request) -> web.StreamResponse:
@@ -115,13 +122,13 @@ def authentication(store: AccountStore) -> Middleware:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        path = _bare(request.path)
-        if path in OPEN_PATHS:
+        route = _route(request)
+        if route[1] in OPEN_PATHS:
             return await handler(request)
         account = identify(request, store)
         if account is None:
             return _unauthenticated(request)
-        if (request.method, path) in ADMIN_PATHS and not account.is_admin:
+        if route in ADMIN_PATHS and not account.is_admin:
             return error_response(403, "this needs the role admin")
         request[ACCOUNT] = account
         request[USER] = account.name

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
+import threading
 import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
+from aiohttp import web
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-MAX_PIXELS = 178_956_970  # a quarter of a GiB at three bytes a pixel and half again for the copy
+MAX_PIXELS = 178_956_970  # half a GiB at three bytes a pixel
+LARGE_PIXELS = MAX_PIXELS // 8  # of pictures beyond, one at a time is decoded
+MOST_DECODED_AT_ONCE = 2
 DEFAULT_QUALITY = 90
+# What pages show and cameras write. The library reads many more; some of those start programs.
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "ICO", "PPM")
+
+Answer = TypeVar("Answer")
+
+DECODERS: web.AppKey[ThreadPoolExecutor] = web.AppKey("decoders", ThreadPoolExecutor)
+
+_large = threading.Lock()
+
+
+async def decode(request: web.Request, work: Callable[..., Answer], *arguments: Any) -> Answer:
+    """Does work on pictures in one of the few threads there are for it."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(request.app[DECODERS], work, *arguments)
 
 
 class ImageRefused(ValueError):
@@ -42,24 +65,33 @@ def parse_preview(text: str, channel: str | None) -> PreviewForm:
     return PreviewForm(image_format, quality, image_format == "jpeg" or channel == "rgb")
 
 
-def open_image(path: Path) -> Image.Image:
-    """Opens a picture after looking at its size only.
+def _formats() -> tuple[str, ...]:
+    """The formats among FORMATS that the library was built with."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+@contextlib.contextmanager
+def open_image(source: Path | BinaryIO, name: str) -> Iterator[Image.Image]:
+    """A picture of which only the size has been looked at, for as long as the block runs.
 
     Raises:
-        ImageRefused: no picture, damaged, or more than MAX_PIXELS pixels.
+        ImageRefused: no picture of a known format, damaged, or more than MAX_PIXELS pixels.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(path)
+            image = Image.open(source, formats=_formats())
     except Image.DecompressionBombError as error:
-        raise ImageRefused(f"{path.name} has too many pixels to be shown", True) from error
+        raise ImageRefused(f"{name} has too many pixels to be shown", True) from error
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise ImageRefused(f"{path.name} is not a readable picture") from error
-    if image.width * image.height > MAX_PIXELS:
-        image.close()
-        raise ImageRefused(f"{path.name} has {image.width} x {image.height} pixels", True)
-    return image
+        raise ImageRefused(f"{name} is not a readable picture") from error
+    with image:
+        pixels = image.width * image.height
+        if pixels > MAX_PIXELS:
+            raise ImageRefused(f"{name} has {image.width} x {image.height} pixels", True)
+        with _large if pixels > LARGE_PIXELS else contextlib.nullcontext():
+            yield image
 
 
 def _load(image: Image.Image, name: str) -> None:
@@ -71,7 +103,7 @@ def _load(image: Image.Image, name: str) -> None:
 
 def preview_image(path: Path, form: PreviewForm) -> tuple[bytes, str]:
     """The picture re-encoded; returns bytes and mime type. Raises ImageRefused."""
-    with open_image(path) as image:
+    with open_image(path, path.name) as image:
         _load(image, path.name)
         mode = "RGB" if form.drop_alpha else "RGBA" if _has_alpha(image) else "RGB"
         shown = image if image.mode == mode else image.convert(mode)
@@ -89,7 +121,7 @@ def _has_alpha(image: Image.Image) -> bool:
 
 def channel_png(path: Path, alpha: bool) -> bytes:
     """The picture without alpha, or black with nothing but its alpha channel, as PNG."""
-    with open_image(path) as image:
+    with open_image(path, path.name) as image:
         _load(image, path.name)
         if alpha:
             opacity = image.convert("RGBA").getchannel("A")
@@ -104,7 +136,7 @@ def channel_png(path: Path, alpha: bool) -> bytes:
 
 def thumbnail_webp(path: Path, side: int = 1024) -> bytes:
     """A picture beside a model, as webp of at most `side` pixels. Raises ImageRefused."""
-    with open_image(path) as image:
+    with open_image(path, path.name) as image:
         image.draft("RGB", (side, side))
         _load(image, path.name)
         shown = ImageOps.exif_transpose(image)

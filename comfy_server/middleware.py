@@ -5,6 +5,7 @@ cache headers · compression · security headers and CORS · the gate · errors.
 
 from __future__ import annotations
 
+import errno
 import logging
 from typing import Any
 
@@ -32,6 +33,7 @@ IMAGE_SUFFIXES = (
     ".tiff",
     ".webp",
 )
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 ONE_DAY = "public, max-age=86400"
 ONE_HOUR = "public, max-age=3600"
 NO_CACHE = "no-cache"
@@ -124,7 +126,7 @@ def gate(options: ServerOptions) -> Middleware:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         refusal = checker.refusal(request.headers, request.method, request.path)
         if refusal is not None:
-            logger.warning("refused %s %s: %s", request.method, request.path, refusal)
+            logger.warning("refused %s %s: %s", request.method, ascii(request.path), ascii(refusal))
             return web.Response(status=403, text=refusal)
         if request.method == "OPTIONS":
             return web.Response()
@@ -155,8 +157,10 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return error_response(401, str(error.args[0]))
     except ConnectionResetError:
         raise  # the client has gone; there is nobody to answer
-    except Exception:
-        logger.exception("%s %s failed", request.method, request.path)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return error_response(507, f"the server's disk is full: {error.strerror}")
+        logger.exception("%s %s failed", request.method, ascii(request.path))
         return web.Response(status=500, text="500: Internal Server Error")
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from comfy_server.connections import CONNECTIONS
 from comfy_server.gate import is_loopback
 from comfy_server.options import ServerOptions
 from comfy_server.prompt_server import PromptServer
@@ -161,6 +162,10 @@ async def running(server: PromptServer) -> AsyncIterator[list[Listener]]:
         handle_signals=False,
     )
     await runner.setup()
+    handlers = runner.server
+    assert handlers is not None  # it is there once the runner is set up
+    watching = server.app[CONNECTIONS].watch(lambda: handlers.connections)
+    watcher = asyncio.create_task(watching)
     try:
         for bound in sockets:
             await web.SockSite(runner, bound, ssl_context=tls, backlog=BACKLOG).start()
@@ -169,6 +174,7 @@ async def running(server: PromptServer) -> AsyncIterator[list[Listener]]:
         object_info.warm(server.app)
         yield listeners
     finally:
+        watcher.cancel()
         await runner.cleanup()
 
 

@@ -141,7 +141,10 @@ def store(stream: BinaryIO, path: Path, overwrite: bool, hashing: str) -> Path:
     An existing file of equal content is reused; one of other content is kept and ` (1)`, ` (2)`...
     is put before the suffix of the new one.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UploadRefused("a part of the subfolder is a file, not a folder") from error
     with _naming:
         if not overwrite:
             free = _free_or_equal(stream, path, hashing)
@@ -162,12 +165,14 @@ def store(stream: BinaryIO, path: Path, overwrite: bool, hashing: str) -> Path:
 
 def _free_or_equal(stream: BinaryIO, path: Path, hashing: str) -> Path:
     own: str | None = None
+    size_bytes = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
     for number in itertools.count():
         name = f"{path.stem} ({number}){path.suffix}" if number else path.name
         candidate = path.with_name(name)
         if not candidate.exists():
             return candidate
-        if candidate.is_file():
+        if candidate.is_file() and candidate.stat().st_size == size_bytes:
             own = own or _digest(stream, hashing)
             with candidate.open("rb") as existing:
                 if _digest(existing, hashing) == own:
@@ -181,10 +186,13 @@ def apply_mask(original: Path, upload: BinaryIO) -> io.BytesIO:
     Raises:
         ImageRefused: one of the two is no readable picture, or too large.
     """
-    with open_image(original) as picture:
+    with open_image(upload, "the mask") as mask:
         try:
-            with Image.open(upload) as mask:
-                alpha = mask.convert("RGBA").getchannel("A")
+            alpha = mask.convert("RGBA").getchannel("A")
+        except (OSError, ValueError, SyntaxError) as error:
+            raise ImageRefused(f"the mask is damaged: {error}") from error
+    with open_image(original, original.name) as picture:
+        try:
             texts = PngInfo()
             for key, value in getattr(picture, "text", {}).items():
                 texts.add_text(key, value)

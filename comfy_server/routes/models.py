@@ -10,6 +10,7 @@ from aiohttp import web
 
 import folder_paths
 from comfy_server.describe import BINARY, EMPTY, OBJECT, OBJECTS, PLAIN, TEXT, TEXTS, describe
+from comfy_server.images import decode
 from comfy_server.model_files import list_files, preview_webp, safetensors_metadata
 from comfy_server.strict_json import json_response
 
@@ -73,7 +74,7 @@ async def get_preview(request: web.Request) -> web.Response:
     if index >= len(directories):
         raise web.HTTPNotFound(text=f"the folder has {len(directories)} directories")
     filename = request.match_info["filename"]
-    body = await asyncio.to_thread(preview_webp, directories[index], filename)
+    body = await decode(request, preview_webp, directories[index], filename)
     if body is None:
         raise web.HTTPNotFound(text="no preview")
     headers = {"Cache-Control": "public, max-age=86400"}

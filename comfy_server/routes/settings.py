@@ -10,9 +10,11 @@ from aiohttp import web
 from comfy_server.auth import bounded_user
 from comfy_server.describe import ANYTHING, EMPTY, OBJECT, describe, ref
 from comfy_server.services import SERVER, USERS
-from comfy_server.strict_json import json_response, read_json, read_object
+from comfy_server.strict_json import BadJson, json_response, read_json, read_object
 
 routes = web.RouteTableDef()
+
+PROTOTYPE = "__proto__"  # scripts that copy such a key change what all their objects inherit
 
 
 @routes.get("/settings")
@@ -33,6 +35,8 @@ async def get_one(request: web.Request) -> web.Response:
 
 
 async def _merge(request: web.Request, changes: dict[str, Any]) -> web.Response:
+    if PROTOTYPE in changes:
+        raise BadJson(f"a setting must not be called {PROTOTYPE}")
     users = request.app[USERS]
     user_id = users.get_request_user_id(request)
     quota, size_bytes = request.app[SERVER].quota, len(await request.read())

@@ -28,6 +28,7 @@ routes = web.RouteTableDef()
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_CLIENT_ID = 256
+MAX_FLAGS_CHARACTERS = 64 * 1024
 
 
 @routes.get("/ws")
@@ -83,6 +84,8 @@ async def _listen(server: PromptServer, client: Client) -> None:
 
 def _parse(text: str) -> dict[str, Any] | None:
     """The frame as an object; an empty one for other JSON; None for what is not JSON."""
+    if len(text) > MAX_FLAGS_CHARACTERS:
+        return {}  # no client has that many flags, and taking it apart would hold up the others
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

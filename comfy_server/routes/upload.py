@@ -14,7 +14,7 @@ import folder_paths
 from comfy_server import uploads
 from comfy_server.auth import bounded_user
 from comfy_server.describe import TEXT, describe, ref, shape
-from comfy_server.images import ImageRefused
+from comfy_server.images import ImageRefused, decode
 from comfy_server.paths import PathRefused, resolve_below
 from comfy_server.services import OPTIONS, SERVER
 from comfy_server.strict_json import error_response, json_response
@@ -104,7 +104,7 @@ async def upload_mask(request: web.Request) -> web.Response:
         return error_response(error.status, str(error))
     try:
         assert form.file is not None  # read_form refuses a form without
-        masked = await asyncio.to_thread(uploads.apply_mask, _original(form), form.file)
+        masked = await decode(request, uploads.apply_mask, _original(form), form.file)
         return await _store(request, form, masked)
     except UploadRefused as error:
         return error_response(error.status, str(error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from aiohttp import web
@@ -10,7 +9,7 @@ from aiohttp import web
 import folder_paths
 from comfy_server.describe import BINARY, EMPTY, TEXT, describe, ref
 from comfy_server.files import safe_headers, stranger_file
-from comfy_server.images import ImageRefused, channel_png, parse_preview, preview_image
+from comfy_server.images import ImageRefused, channel_png, decode, parse_preview, preview_image
 from comfy_server.paths import PathRefused, resolve_below
 from comfy_server.strict_json import error_response
 
@@ -74,9 +73,9 @@ async def view(request: web.Request) -> web.StreamResponse:
     try:
         if preview is not None:
             wanted = parse_preview(preview, channel)
-            body, mime = await asyncio.to_thread(preview_image, path, wanted)
+            body, mime = await decode(request, preview_image, path, wanted)
         else:
-            body, mime = await asyncio.to_thread(channel_png, path, channel == "a"), "image/png"
+            body, mime = await decode(request, channel_png, path, channel == "a"), "image/png"
     except ImageRefused as error:
         if preview is not None and not error.too_large:
             return stranger_file(path, request)

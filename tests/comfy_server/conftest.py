@@ -129,4 +129,5 @@ async def start(options: ServerOptions) -> AsyncIterator[Start]:
 @pytest.fixture
 async def client(start: Start) -> TestClient[Any, Any]:
     """A client of the ordinary single-user server."""
-    return await start()
+    opened: TestClient[Any, Any] = await start()
+    return opened

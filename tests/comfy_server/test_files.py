@@ -413,3 +413,12 @@ def test_a_root_that_is_itself_a_link_is_fine(tmp_path: Path) -> None:
     (tmp_path / "root").symlink_to(tmp_path / "real")
     assert resolve_below(tmp_path / "root", "a") == (tmp_path / "real/a").resolve()
     check_name("a/b")
+
+
+async def test_a_subfolder_that_is_a_file_is_refused(client: Client, base: Path) -> None:
+    (base / "input/taken").write_bytes(b"x")
+    for subfolder in ("taken", "taken/deeper"):
+        form = FormData()
+        form.add_field("image", b"x", filename="a.png")
+        form.add_field("subfolder", subfolder)
+        assert (await client.post("/upload/image", data=form)).status == 400
