@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from comfy_execution import items
-from comfy_execution.items import Accepted, ItemTexts, QueueItem, Submission, SubmissionKind
+from comfy_execution.items import Accepted, QueueItem, Submission, SubmissionKind
 
 if TYPE_CHECKING:
     from comfy_execution.history import HistoryStore
@@ -67,8 +67,7 @@ class Admission:
         """Takes the prompt's id and place; a Submission says that the id belongs to another."""
         try:
             item: QueueItem = items.normalize_item(given)
-            texts = ItemTexts.of(item)
-            fingerprint = items.fingerprint_of(texts.prompt, item)
+            texts, fingerprint = items.texts_and_fingerprint(item)
         except Exception as error:  # noqa: BLE001 - told to whoever gave this item, not the others
             return error
         number, prompt_id = item[0], item[1]

@@ -144,11 +144,16 @@ def public_item(item: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(item[:5])
 
 
-def fingerprint_of(prompt_text: str, item: QueueItem) -> str:
-    """Digest of everything that makes two posted bodies the same job."""
+def texts_and_fingerprint(item: QueueItem) -> tuple[ItemTexts, str]:
+    """The JSON of an item's parts, and the digest of what makes two posted bodies the same job."""
     extra = {key: value for key, value in item[3].items() if key != "create_time"}
-    body = f"{prompt_text}\n{dump_json(extra, sort_keys=True)}\n{dump_json(item[4])}"
-    return hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
+    prompt, timeless = dump_json(item[2]), dump_json(extra)
+    body = f"{prompt}\n{timeless}\n{dump_json(item[4])}"
+    fingerprint = hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
+    if len(extra) == len(item[3]):
+        return ItemTexts(prompt, timeless), fingerprint
+    time_text = f'"create_time":{dump_json(item[3]["create_time"])}}}'
+    return ItemTexts(prompt, f"{timeless[:-1]}{',' if extra else ''}{time_text}"), fingerprint
 
 
 def history_entry(

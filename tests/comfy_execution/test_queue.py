@@ -77,6 +77,16 @@ def test_the_same_id_and_body_again_is_the_first_job(queue: PromptQueue) -> None
         queue.put(item("a", client_id="other"))
 
 
+@pytest.mark.parametrize("extra", [{}, {"note": "n"}])
+def test_the_time_of_acceptance_is_kept_but_makes_no_difference(
+    queue: PromptQueue, extra: dict[str, Any]
+) -> None:
+    assert queue.submit(item("a", create_time=1, **extra)).kind is SubmissionKind.ACCEPTED
+    assert queue.submit(item("a", **extra, create_time=2)).kind is SubmissionKind.DUPLICATE
+    finish_next(queue)
+    assert queue.get_history("a")["a"]["prompt"][3] == {**extra, "create_time": 1}
+
+
 def test_an_id_is_free_again_once_its_prompt_was_deleted(queue: PromptQueue) -> None:
     queue.put(item("a"))
     assert queue.delete_queue_item(lambda entry: entry[1] == "a")
