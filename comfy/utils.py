@@ -37,6 +37,7 @@ from comfy.weights.diffusers_unet import (
     UNET_MAP_RESNET,
     unet_to_diffusers,
 )
+from comfy.weights.encodings import convert_old_quants
 from comfy.weights.mapped_file import safetensors_header
 from comfy.weights.rounding import string_to_seed
 from comfy.weights.state_dict import (

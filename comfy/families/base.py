@@ -67,7 +67,9 @@ class BaseModel(nn.Module):
         self.current_patcher: Any = None
         if not unet_config.pop("disable_unet_model_creation", False):
             operations = model_config.custom_operations or pick_operations(
-                unet_config.get("dtype"), self.manual_cast_dtype
+                unet_config.get("dtype"),
+                self.manual_cast_dtype,
+                fp8_optimizations=model_config.optimizations.get("fp8", False),
             )
             self.diffusion_model: Any = unet_model(
                 **unet_config, device=device, operations=operations
@@ -328,6 +330,11 @@ class BaseModel(nn.Module):
 def _resize(tensor: Tensor, like: Tensor) -> Tensor:
     """Rows and columns of another tensor, cropping what does not fit its proportions."""
     return resize.common_upscale(tensor, like.shape[-1], like.shape[-2], "bilinear", "center")
+
+
+def convert_tensor(extra: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """A network input on the device, floats in a dtype; what is no tensor is passed on."""
+    return _cast_floats(extra, device, dtype)
 
 
 def _cast_floats(value: Any, device: torch.device, dtype: torch.dtype) -> Any:

@@ -9,6 +9,7 @@ from comfy.ops.cast import (
     uncast_bias_weight,
 )
 from comfy.ops.choice import pick_operations
+from comfy.ops.float8 import fp8_ops
 from comfy.ops.layers import disable_weight_init, manual_cast
 from comfy.ops.plain import is_plain_linear, linear_parts
 from comfy.public import write_through

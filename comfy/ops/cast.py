@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling as compiling
 
 from comfy.devices import casting
 from comfy.interrupt import throw_exception_if_processing_interrupted
@@ -51,7 +52,8 @@ class CastLayer(CastWeightBiasOp):
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The layer's forward; raises InterruptProcessingException after a cancellation."""
-        throw_exception_if_processing_interrupted()
+        if not compiling():  # compiled code would be made anew to notice the flag
+            throw_exception_if_processing_interrupted()
         if self.comfy_cast_weights or self.weight_function or self.bias_function:
             return self.forward_comfy_cast_weights(*args, **kwargs)
         return super().forward(*args, **kwargs)  # type: ignore[misc]
@@ -92,6 +94,7 @@ def cast_bias_weight(
     device: torch.device | None = None,
     bias_dtype: torch.dtype | None = None,
     offloadable: bool = False,
+    decoded: bool = True,
 ) -> tuple[Any, ...]:
     """Weight and bias of a layer, ready to compute with.
 
@@ -103,6 +106,7 @@ def cast_bias_weight(
         input: Tensor whose device and type to match unless they are given.
         bias_dtype: Type of the bias when it differs.
         offloadable: Also return a token to hand to `uncast_bias_weight` after use.
+        decoded: Decode weights that are stored in a code (see `comfy.ops.encoded`).
     Returns:
         (weight, bias) or, when offloadable, (weight, bias, token).
     """
@@ -111,8 +115,13 @@ def cast_bias_weight(
         device = device or input.device
     bias_dtype = bias_dtype or dtype
     weight, bias, token = streaming.fetch(s, device)
+    decode = getattr(s, "decode_weight", None) if decoded else None
     for function in s.weight_function:
+        if decode is not None and not getattr(function, "takes_stored", False):
+            weight, decode = decode(weight, dtype), None
         weight = function(weight)
+    if decode is not None and weight is not None:
+        weight = decode(weight, dtype)
     if bias is not None:
         for function in s.bias_function:
             bias = function(bias)

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+from comfy.devices.precision import FLOAT8_TYPES
+from comfy.devices.runtime import get_runtime
+from comfy.ops.float8 import OPTION, fp8_ops
 from comfy.ops.layers import disable_weight_init, manual_cast
 
 
@@ -25,14 +28,18 @@ def pick_operations(
         compute_dtype: Type to compute in; None means the stored one.
         load_device: Device the network will run on.
         disable_fast_fp8: Never multiply in float8.
-        fp8_optimizations: Multiply in float8 where the device can.
-        scaled_fp8: Type of float8 weights that carry a scale.
+        fp8_optimizations: Multiply float8 weights as they are where the device can; the speed
+            option asks for it too.
+        scaled_fp8: Accepted for compatibility.
         model_config: Family description; its `custom_operations` win.
     """
-    del load_device, disable_fast_fp8, fp8_optimizations, scaled_fp8
+    del load_device, scaled_fp8  # layers that carry a scale are made so when they are filled
     custom = getattr(model_config, "custom_operations", None)
     if custom is not None:
         return custom
     if compute_dtype is None or weight_dtype == compute_dtype:
         return disable_weight_init
+    asked = fp8_optimizations or OPTION in get_runtime().precision.fast
+    if weight_dtype in FLOAT8_TYPES and asked and not disable_fast_fp8:
+        return fp8_ops
     return manual_cast

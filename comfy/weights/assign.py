@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from comfy.interrupt import throw_exception_if_processing_interrupted
+from comfy.weights.encodings import encode_layers
 from comfy.weights.mapped_file import release_pages
 
 logger = logging.getLogger(__name__)
@@ -53,10 +54,12 @@ def assign_weights(
     Returns:
         Which keys did not meet; the caller decides what is an error.
     Raises:
+        UnknownEncodingError: A weight is stored in a code that is not known.
         RuntimeError: A tensor has another shape than its parameter (torch names both).
         InterruptProcessingException: The prompt was cancelled; the module is as it was.
     """
     module.requires_grad_(False)
+    state_dict = encode_layers(module, state_dict)
     own = dict(module.state_dict(keep_vars=True))
     prepared: dict[str, torch.Tensor] = {}
     for key in list(state_dict):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from comfy.devices.runtime import get_runtime
+from comfy.weights.encodings import is_encoded, with_settings
 from comfy.weights.errors import (
     EmptyWeightFileError,
     HtmlPageError,
@@ -59,7 +60,7 @@ def load_torch_file(
     metadata: dict[str, str] | None = None
     if sniff(ckpt) == "safetensors":
         tensors, metadata = open_tensors(ckpt, memory_map)
-        state_dict: dict[str, Any] = tensors
+        state_dict: dict[str, Any] = with_settings(tensors, metadata, ckpt)
     else:
         state_dict = _load_pickled(ckpt, memory_map)
     if device is not None and device.type != "cpu":
@@ -186,9 +187,12 @@ def calculate_parameters(sd: Mapping[str, torch.Tensor], prefix: str = "") -> in
 
 
 def weight_dtype(sd: Mapping[str, torch.Tensor], prefix: str = "") -> torch.dtype | None:
-    """The type most weights under a key prefix have, or None when there are none."""
+    """The type most weights under a key prefix have, or None when there are none.
+
+    Weights stored in a code do not count: it says nothing about the others.
+    """
     counts: dict[torch.dtype, int] = {}
     for key, tensor in sd.items():
-        if key.startswith(prefix):
+        if key.startswith(prefix) and not is_encoded(key, sd):
             counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
     return max(counts, key=lambda dtype: counts[dtype]) if counts else None
