@@ -1,9 +1,10 @@
 """Base models and prediction types, under the names custom nodes import."""
 # ruff: noqa: F401
 
-from comfy.families.base import BaseModel
+from comfy.families.base import BaseModel, convert_tensor
 from comfy.families.dit_model import SD3, Flux
 from comfy.families.model_type import ModelType
+from comfy.families.noise_augmentation import CLIPEmbeddingNoiseAugmentation, Timestep, unclip_adm
 from comfy.families.picture_models import (
     SD21UNCLIP,
     SD_X4Upscaler,
@@ -14,7 +15,7 @@ from comfy.families.picture_models import (
 )
 from comfy.families.prediction import model_sampling
 from comfy.families.sd15_model import SD15_instructpix2pix
-from comfy.families.sdxl_model import SDXL, SDXL_instructpix2pix, SDXLRefiner
+from comfy.families.sdxl_model import SDXL, SDXL_instructpix2pix, SDXLRefiner, sdxl_pooled
 from comfy.public import write_through
 
 write_through(__name__)

@@ -8,7 +8,7 @@ from comfy.families.detection import (
     unet_config_from_diffusers_unet,
     unet_prefix_from_state_dict,
 )
-from comfy.families.unet_layout import count_blocks
+from comfy.families.unet_layout import convert_config, count_blocks
 from comfy.public import write_through
 
 write_through(__name__)

@@ -112,21 +112,22 @@ def cat_nested(tensors: Sequence[NestedTensor], *args: Any, **kwargs: Any) -> Ne
     return NestedTensor([torch.cat(group, *args, **kwargs) for group in groups])
 
 
-def pack(tensors: Sequence[Tensor]) -> tuple[Tensor, list[torch.Size]]:
+def pack(latents: Sequence[Tensor]) -> tuple[Tensor, list[torch.Size]]:
     """Flatten members and join them: ([B, 1, N], shapes of the members)."""
-    shapes = [tensor.shape for tensor in tensors]
-    return torch.cat([tensor.reshape(tensor.shape[0], 1, -1) for tensor in tensors], dim=-1), shapes
+    shapes = [latent.shape for latent in latents]
+    return torch.cat([latent.reshape(latent.shape[0], 1, -1) for latent in latents], dim=-1), shapes
 
 
-def unpack(packed: Tensor, shapes: Sequence[Sequence[int]] | None) -> list[Tensor]:
-    """Members of a packed latent; the batch size is that of `packed`.
+def unpack(combined_latent: Tensor, latent_shapes: Sequence[Sequence[int]] | None) -> list[Tensor]:
+    """Members of a packed latent; the batch size is that of the packed one.
 
     Args:
-        packed: [B, 1, N], or any tensor when there are fewer than two shapes.
-        shapes: Member shapes [B, ...] in order of packing.
+        combined_latent: [B, 1, N], or any tensor when there are fewer than two shapes.
+        latent_shapes: Member shapes [B, ...] in order of packing.
     """
-    if shapes is None or len(shapes) < 2:
-        return [packed]
-    sizes = [math.prod(shape[1:]) for shape in shapes]
-    parts = packed.split(sizes, dim=-1)
-    return [part.reshape(packed.shape[0], *shape[1:]) for part, shape in zip(parts, shapes)]
+    if latent_shapes is None or len(latent_shapes) < 2:
+        return [combined_latent]
+    sizes = [math.prod(shape[1:]) for shape in latent_shapes]
+    parts = combined_latent.split(sizes, dim=-1)
+    batch = combined_latent.shape[0]
+    return [part.reshape(batch, *shape[1:]) for part, shape in zip(parts, latent_shapes)]

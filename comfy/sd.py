@@ -15,6 +15,7 @@ from comfy.loading import load_diffusion_model as load_unet
 from comfy.loading import load_diffusion_model_state_dict as load_unet_state_dict
 from comfy.public import write_through
 from comfy.saving import save_checkpoint
+from comfy.style_model import StyleModel, load_style_model
 from comfy.text_encoders.clip import CLIP
 from comfy.text_loading import CLIPType, load_clip, load_text_encoder_state_dicts
 from comfy.vae.vae import VAE

@@ -12,7 +12,7 @@ from torch import Tensor
 from comfy import resize
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.gaussian import filter_channels, sharpening_kernel
-from comfy_nodes.latent import batch_indices, replaced
+from comfy_nodes.latent_basics import batch_indices, replaced
 from comfy_nodes.limits import MAX_RESOLUTION
 
 logger = logging.getLogger(__name__)

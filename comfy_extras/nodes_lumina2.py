@@ -1,4 +1,4 @@
-"""Guidance as the sampler of Lumina-Image 2.0 does it."""
+"""Text for Lumina-Image 2.0, and guidance as its sampler does it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,41 @@ import torch
 from torch import Tensor
 
 from comfy_api.latest import io
+from comfy_extras.declarations import text_input
 from comfy_extras.extension import entrypoint_of
 from comfy_extras.guidance import Facts
+
+# The two beginnings of texts that the model was taught with.
+SYSTEM_PROMPTS = {
+    "superior": "You are an assistant designed to generate superior images with the superior "
+    "degree of image-text alignment based on textual prompts or user prompts.",
+    "alignment": "You are an assistant designed to generate high-quality images with the highest "
+    "degree of image-text alignment based on textual prompts.",
+}
+SEPARATOR = " <Prompt Start> "
+
+
+class CLIPTextEncodeLumina2(io.ComfyNode):
+    """Text to conditioning, behind a beginning that the model knows."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="CLIPTextEncodeLumina2",
+            display_name="CLIP Text Encode for Lumina2",
+            category="conditioning",
+            inputs=[
+                io.Combo.Input("system_prompt", options=list(SYSTEM_PROMPTS)),
+                text_input("user_prompt"),
+                io.Clip.Input("clip"),
+            ],
+            outputs=[io.Conditioning.Output()],
+        )
+
+    @classmethod
+    def execute(cls, clip: Any, user_prompt: str, system_prompt: str) -> io.NodeOutput:
+        text = SYSTEM_PROMPTS[system_prompt] + SEPARATOR + user_prompt
+        return io.NodeOutput(clip.encode_from_tokens_scheduled(clip.tokenize(text)))
 
 
 def renormed(facts: Facts, channels: int, cfg_trunc: float, renorm_cfg: float) -> Tensor:
@@ -62,4 +95,4 @@ class RenormCFG(io.ComfyNode):
     patch = execute
 
 
-comfy_entrypoint = entrypoint_of(RenormCFG)
+comfy_entrypoint = entrypoint_of(CLIPTextEncodeLumina2, RenormCFG)

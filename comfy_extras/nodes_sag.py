@@ -23,15 +23,15 @@ ATTENTION_THRESHOLD = 1.0
 SMALLEST_SIDE = 5  # of a latent that can be blurred with the kernel's reflection
 
 
-def gaussian_blur(images: Tensor, kernel_size: int, sigma: float) -> Tensor:
+def gaussian_blur_2d(img: Tensor, kernel_size: int, sigma: float) -> Tensor:
     """Blur [B, C, H, W] with a square Gaussian kernel; edges are reflected."""
     half = (kernel_size - 1) / 2
-    places = torch.linspace(-half, half, kernel_size, device=images.device, dtype=images.dtype)
+    places = torch.linspace(-half, half, kernel_size, device=img.device, dtype=img.dtype)
     line = torch.exp(-0.5 * (places / sigma) ** 2)
     line = line / line.sum()
-    kernel = torch.outer(line, line).expand(images.shape[1], 1, kernel_size, kernel_size)
-    padded = torch.nn.functional.pad(images, [kernel_size // 2] * 4, mode="reflect")
-    return torch.nn.functional.conv2d(padded, kernel, groups=images.shape[1])
+    kernel = torch.outer(line, line).expand(img.shape[1], 1, kernel_size, kernel_size)
+    padded = torch.nn.functional.pad(img, [kernel_size // 2] * 4, mode="reflect")
+    return torch.nn.functional.conv2d(padded, kernel, groups=img.shape[1])
 
 
 def grid_of(tokens: int, height: int, width: int) -> tuple[int, int]:
@@ -44,19 +44,22 @@ def grid_of(tokens: int, height: int, width: int) -> tuple[int, int]:
     return tokens, 1
 
 
-def blurred_where_seen(denoised: Tensor, scores: Tensor, sigma: float) -> Tensor:
-    """The estimate, blurred in the cells that attract more than average attention.
+def create_blur_map(
+    x0: Tensor, attn: Tensor, sigma: float = 3.0, threshold: float = ATTENTION_THRESHOLD
+) -> Tensor:
+    """The estimate, blurred in the cells that attract much attention.
 
     Args:
-        denoised: [B, C, H, W].
-        scores: Attention [B * heads, tokens, tokens], rows summing to 1.
+        x0: The clean estimate [B, C, H, W].
+        attn: Attention [B * heads, tokens, tokens], rows summing to 1.
+        threshold: What a cell must attract at least; 1 is the average.
     """
-    batch, _, height, width = denoised.shape
-    received = scores.reshape(batch, -1, *scores.shape[1:]).mean(1).sum(1)
+    batch, _, height, width = x0.shape
+    received = attn.reshape(batch, -1, *attn.shape[1:]).mean(1).sum(1)
     rows, columns = grid_of(received.shape[-1], height, width)
-    mask = (received > ATTENTION_THRESHOLD).reshape(batch, 1, rows, columns).to(denoised.dtype)
+    mask = (received > threshold).reshape(batch, 1, rows, columns).to(x0.dtype)
     mask = torch.nn.functional.interpolate(mask, (height, width))
-    return gaussian_blur(denoised, BLUR_KERNEL, sigma) * mask + denoised * (1 - mask)
+    return gaussian_blur_2d(x0, BLUR_KERNEL, sigma) * mask + x0 * (1 - mask)
 
 
 class AttentionRecorder:
@@ -105,7 +108,7 @@ class SelfAttentionGuidance(io.ComfyNode):
             guided, uncond = facts["denoised"], facts["uncond_denoised"]
             if min(guided.shape[2:]) < SMALLEST_SIDE or recorder.scores is None or blur_sigma == 0:
                 return guided
-            degraded = blurred_where_seen(uncond, recorder.scores, blur_sigma)
+            degraded = create_blur_map(uncond, recorder.scores, blur_sigma)
             (estimate,) = batching.calc_cond_batch(
                 facts["model"],
                 [facts["uncond"]],

@@ -43,7 +43,7 @@ def encoded(
     return embeds, vae.encode(pixels.movedim(1, -1)[..., :3])
 
 
-def camera_embedding(elevation: float, azimuth: float) -> Tensor:
+def camera_embeddings(elevation: float, azimuth: float) -> Tensor:
     """Where the camera stands [1, 1, 4], relative to the given picture.
 
     Source: Liu et al. 2023, https://arxiv.org/abs/2303.11328: difference of polar angles, sine and
@@ -84,7 +84,7 @@ class StableZero123_Conditioning(io.ComfyNode):
         azimuth: float,
     ) -> io.NodeOutput:
         embeds, latent = encoded(clip_vision, vae, init_image, width, height)
-        camera = camera_embedding(elevation, azimuth).to(embeds).repeat(embeds.shape[0], 1, 1)
+        camera = camera_embeddings(elevation, azimuth).to(embeds).repeat(embeds.shape[0], 1, 1)
         positive = [[torch.cat([embeds, camera], dim=-1), {"concat_latent_image": latent}]]
         nothing = {"concat_latent_image": torch.zeros_like(latent)}
         samples = empty_image(batch_size, CHANNELS, height, width, CELL)
@@ -129,7 +129,7 @@ class StableZero123_Conditioning_Batched(io.ComfyNode):
         embeds, latent = encoded(clip_vision, vae, init_image, width, height)
         cameras = torch.cat(
             [
-                camera_embedding(
+                camera_embeddings(
                     elevation + number * elevation_batch_increment,
                     azimuth + number * azimuth_batch_increment,
                 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from comfy.nn.compilation import RegionalCompiler
 from comfy.patching.wrappers import WrappersMP
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
@@ -14,37 +13,34 @@ WRAPPER_KEY = "torch.compile"
 
 
 class CompiledNetwork:
-    """A wrapper of kind "apply_model" that calls a compiled network in place of the plain one.
+    """A wrapper of kind "apply_model" during which the network's blocks run compiled.
 
-    The compiled module shares its weights with the plain one, so patches and offloading go on
-    working; it is made at the first call.
+    They share their weights with the plain ones, so patches and offloading go on working.
     """
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self._compiled: tuple[Any, Any] | None = None
+    def __init__(self, **options: Any) -> None:
+        self.compiler = RegionalCompiler(**options)
 
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
-        model = executor.class_obj
-        plain = model.diffusion_model
-        if self._compiled is None or self._compiled[0] is not plain:
-            self._compiled = (plain, torch.compile(model=plain, **self.options))
-        model._modules["diffusion_model"] = self._compiled[1]
-        try:
+        with self.compiler.applied(executor.class_obj.diffusion_model, _run_options(args, kwargs)):
             return executor(*args, **kwargs)
-        finally:
-            model._modules["diffusion_model"] = plain
+
+
+def _run_options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The transformer options of a call of apply_model."""
+    given = kwargs.get("transformer_options", args[5] if len(args) > 5 else None)
+    return given or {}
 
 
 def set_torch_compile_wrapper(model: Any, backend: str, **options: Any) -> None:
     """Have a model's network compiled; a later call replaces the former."""
     model.remove_wrappers_with_key(WrappersMP.APPLY_MODEL, WRAPPER_KEY)
-    wrapper = CompiledNetwork({"backend": backend, **options})
+    wrapper = CompiledNetwork(backend=backend, **options)
     model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, WRAPPER_KEY, wrapper)
 
 
 class TorchCompileModel(io.ComfyNode):
-    """Compiles the network: slow once, faster after, for runs of one size."""
+    """Compiles the network's blocks: slow once, faster after, for all sizes."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

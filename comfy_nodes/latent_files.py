@@ -14,7 +14,7 @@ import folder_paths
 import node_helpers
 from comfy.cli_args import args
 from comfy.sampling.environment import environment
-from comfy_nodes.latent import Latent
+from comfy_nodes.latent_basics import Latent
 
 FORMAT_KEY = "latent_format_version_0"
 LEGACY_SCALE = (

@@ -10,7 +10,7 @@ from comfy.sampling import noise as noise_source
 from comfy.sampling import run
 from comfy.sampling.samplers import KSampler as SamplerFront
 from comfy_nodes.conditioning import Conditioning
-from comfy_nodes.latent import Latent
+from comfy_nodes.latent_basics import Latent
 
 LARGEST_SEED = 0xFFFFFFFFFFFFFFFF
 LAST_STEP = 10000

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import node_helpers
 from comfy_nodes.conditioning import Conditioning
-from comfy_nodes.latent import Latent
+from comfy_nodes.latent_basics import Latent
 
 
 class VAEDecode:

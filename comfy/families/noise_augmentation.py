@@ -6,7 +6,8 @@ The amount is a step 0..T-1 of a noise schedule, of which the network is told.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from comfy.nn.timesteps import timestep_embedding
 
 STEPS = 1000
+SEED_DISTANCE = 10  # seeds of this noise keep away from that of the latent's noise
 LARGEST_BETA = 0.999
 COSINE_OFFSET = 0.008
 
@@ -57,28 +59,38 @@ class NoiseAugmentation(nn.Module):
         if seed is None:
             noise = torch.randn_like(x)
         else:
-            generator = torch.Generator(device="cpu").manual_seed(seed % 2**64)
+            generator = torch.Generator(device="cpu").manual_seed(seed)
             noise = torch.randn(x.shape, dtype=x.dtype, generator=generator).to(x.device)
         share = self._alphas().to(x)[noise_level.to(x.device)]
         share = share.reshape(-1, *[1] * (x.ndim - 1))
         return share.sqrt() * x + (1.0 - share).sqrt() * noise
 
 
-class EmbeddingNoiseAugmentation(NoiseAugmentation):
+class CLIPEmbeddingNoiseAugmentation(NoiseAugmentation):
     """Noise on image embeddings, in their standardised space.
 
     Args:
-        dim: Channels of an embedding.
+        noise_schedule_config: Accepted for compatibility; every published model has the squared
+            cosine.
+        max_noise_level: Number of steps that may be asked for.
+        timestep_dim: Channels of an embedding.
     """
 
     data_mean: Tensor
     data_std: Tensor
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(cosine_alphas)
-        self.dim = dim
-        self.register_buffer("data_mean", torch.zeros(1, dim), persistent=False)
-        self.register_buffer("data_std", torch.ones(1, dim), persistent=False)
+    def __init__(
+        self,
+        noise_schedule_config: Mapping[str, Any] | None = None,
+        max_noise_level: int = STEPS,
+        timestep_dim: int = 256,
+    ) -> None:
+        del noise_schedule_config
+        super().__init__(cosine_alphas, max_noise_level)
+        self.dim = timestep_dim
+        self.time_embed = Timestep(timestep_dim)
+        self.register_buffer("data_mean", torch.zeros(1, timestep_dim), persistent=False)
+        self.register_buffer("data_std", torch.ones(1, timestep_dim), persistent=False)
 
     def forward(
         self, x: Tensor, noise_level: Tensor, seed: int | None = None
@@ -86,4 +98,51 @@ class EmbeddingNoiseAugmentation(NoiseAugmentation):
         """Embeddings [B, dim] with noise, and the steps as sinusoids [B, dim]."""
         mean, std = self.data_mean.to(x), self.data_std.to(x)
         noisy = self.noised((x - mean) / std, noise_level, seed) * std + mean
-        return noisy, timestep_embedding(noise_level.to(x.device), self.dim)
+        return noisy, self.time_embed(noise_level.to(x.device))
+
+
+class Timestep(nn.Module):
+    """Sinusoids of numbers.
+
+    Args:
+        dim: Channels of each.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, t: Tensor) -> Tensor:
+        """Numbers [B] -> [B, dim]."""
+        return timestep_embedding(t, self.dim)
+
+
+def unclip_adm(
+    unclip_conditioning: Sequence[Mapping[str, Any]],
+    device: torch.device | str,
+    noise_augmentor: CLIPEmbeddingNoiseAugmentation,
+    noise_augment_merge: float = 0.0,
+    seed: int | None = None,
+) -> Tensor:
+    """[1, 2 D]: the pictures' noisy embeddings by strength, and how noisy they are.
+
+    Args:
+        unclip_conditioning: One entry a picture, as `unCLIPConditioning` makes them.
+        noise_augment_merge: Noise on the sum, where there are several pictures.
+    """
+
+    def with_noise(embedding: Tensor, amount: float) -> Tensor:
+        level = round((noise_augmentor.max_noise_level - 1) * amount)
+        noisy, told = noise_augmentor(
+            embedding, noise_level=torch.tensor([level], device=embedding.device), seed=seed
+        )
+        return torch.cat([noisy, told], dim=1)
+
+    made = [
+        with_noise(embedding.reshape(1, -1).to(device), one["noise_augmentation"]) * one["strength"]
+        for one in unclip_conditioning
+        for embedding in one["clip_vision_output"].image_embeds
+    ]
+    if len(made) == 1:
+        return made[0]
+    return with_noise(torch.stack(made).sum(dim=0)[:, : noise_augmentor.dim], noise_augment_merge)

@@ -15,14 +15,14 @@ from comfy.families.base import BaseModel
 from comfy.families.family import ModelFamily
 from comfy.families.model_type import ModelType
 from comfy.families.noise_augmentation import (
-    EmbeddingNoiseAugmentation,
+    SEED_DISTANCE,
+    CLIPEmbeddingNoiseAugmentation,
     NoiseAugmentation,
     linear_alphas,
+    unclip_adm,
 )
 from comfy.nn.timesteps import timestep_embedding
 
-# Seeds of augmentation noise keep this distance from that of the latent's noise.
-SEED_DISTANCE = 10
 MERGED_AUGMENTATION = 0.05  # noise on the sum of several pictures' embeddings
 NUMBER_CHANNELS, ANGLE_CHANNELS = 256, 512
 UPSCALER_LEVELS = 350
@@ -40,7 +40,7 @@ class SD21UNCLIP(BaseModel):
     ) -> None:
         super().__init__(model_config, model_type, device=device)
         facts = model_config.noise_aug_config or {}
-        self.noise_augmentor = EmbeddingNoiseAugmentation(facts["timestep_dim"])
+        self.noise_augmentor = CLIPEmbeddingNoiseAugmentation(**facts)
 
     def encode_adm(self, **kwargs: Any) -> Tensor:
         """[1, 2 D]: the noisy embeddings' sum by strength, and how noisy they are."""
@@ -50,23 +50,7 @@ class SD21UNCLIP(BaseModel):
             return torch.zeros(1, self.adm_channels, device=device)
         seed = kwargs.get("seed", 0) - SEED_DISTANCE
         merge = kwargs.get("unclip_noise_augment_merge", MERGED_AUGMENTATION)
-        made = [
-            self._with_noise(embedding.reshape(1, -1).to(device), one["noise_augmentation"], seed)
-            * one["strength"]
-            for one in pictures
-            for embedding in one["clip_vision_output"].image_embeds
-        ]
-        if len(made) == 1:
-            return made[0]
-        together = torch.stack(made).sum(dim=0)
-        return self._with_noise(together[:, : self.noise_augmentor.dim], merge, seed)
-
-    def _with_noise(self, embedding: Tensor, amount: float, seed: int) -> Tensor:
-        level = round((self.noise_augmentor.max_noise_level - 1) * amount)
-        noisy, told = self.noise_augmentor(
-            embedding, noise_level=torch.tensor([level], device=embedding.device), seed=seed
-        )
-        return torch.cat([noisy, told], dim=1)
+        return unclip_adm(pictures, device, self.noise_augmentor, merge, seed)
 
 
 class SD_X4Upscaler(BaseModel):

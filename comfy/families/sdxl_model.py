@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,9 +11,15 @@ from torch import Tensor
 from comfy.families.base import BaseModel
 from comfy.families.family import ModelFamily
 from comfy.families.model_type import ModelType
+from comfy.families.noise_augmentation import (
+    SEED_DISTANCE,
+    CLIPEmbeddingNoiseAugmentation,
+    unclip_adm,
+)
 from comfy.families.sd15_model import InstructPixToPix
 from comfy.nn.timesteps import timestep_embedding
 
+POOLED_CHANNELS = 1280  # of OpenCLIP ViT-bigG, for texts and pictures
 SIZE_CHANNELS = 256  # sinusoidal embedding of each number
 USUAL_WIDTH, USUAL_HEIGHT = 768, 768
 AESTHETIC_SCORES = {"positive": 6.0, "negative": 2.5}
@@ -24,13 +31,18 @@ def embed_numbers(numbers: list[float], like: Tensor) -> Tensor:
     return embedded.reshape(1, -1).to(like.device)
 
 
-def pooled_text(kwargs: dict[str, Any]) -> Tensor:
-    """Pooled text [B, D].
+def sdxl_pooled(args: Mapping[str, Any], noise_augmentor: CLIPEmbeddingNoiseAugmentation) -> Tensor:
+    """Pooled text [B, D], or pictures in its place.
 
     Raises:
-        ValueError: The conditioning has none.
+        ValueError: The conditioning has neither.
     """
-    pooled = kwargs.get("pooled_output")
+    pictures = args.get("unclip_conditioning")
+    if pictures:
+        seed = args.get("seed", 0) - SEED_DISTANCE
+        made = unclip_adm(pictures, args["device"], noise_augmentor, seed=seed)
+        return made[:, : noise_augmentor.dim]
+    pooled: Tensor | None = args.get("pooled_output")
     if pooled is None:
         raise ValueError(
             "the conditioning has no pooled output, which SDXL needs; encode the text with the "
@@ -49,10 +61,11 @@ class SDXL(BaseModel):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(model_config, model_type, device=device)
+        self.noise_augmentor = CLIPEmbeddingNoiseAugmentation(timestep_dim=POOLED_CHANNELS)
 
     def encode_adm(self, **kwargs: Any) -> Tensor:
         """[B, 2816]: pooled text, then height, width, crop, target size."""
-        pooled = pooled_text(kwargs)
+        pooled = sdxl_pooled(kwargs, self.noise_augmentor)
         width = kwargs.get("width", USUAL_WIDTH)
         height = kwargs.get("height", USUAL_HEIGHT)
         numbers = [
@@ -72,7 +85,7 @@ class SDXLRefiner(SDXL):
 
     def encode_adm(self, **kwargs: Any) -> Tensor:
         """[B, 2560]: pooled text, then height, width, crop, score."""
-        pooled = pooled_text(kwargs)
+        pooled = sdxl_pooled(kwargs, self.noise_augmentor)
         usual = AESTHETIC_SCORES.get(kwargs.get("prompt_type", ""), AESTHETIC_SCORES["positive"])
         numbers = [
             kwargs.get("height", USUAL_HEIGHT),

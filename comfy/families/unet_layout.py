@@ -190,3 +190,27 @@ def count_blocks(state_dict_keys: Iterable[str], prefix_string: str) -> int:
     while any(key.startswith(prefix_string.format(count)) for key in keys):
         count += 1
     return count
+
+
+def convert_config(unet_config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration in the first form of the training code, with a number a block.
+
+    There, transformers stand at the resolutions that `attention_resolutions` names, as deep as
+    `transformer_depth` says for the level.
+    """
+    config = dict(unet_config)
+    levels = len(config["channel_mult"])
+    blocks = config["num_res_blocks"]
+    config["num_res_blocks"] = [blocks] * levels if isinstance(blocks, int) else list(blocks)
+    if "attention_resolutions" not in config:
+        return config
+    resolutions = config.pop("attention_resolutions")
+    depth = config.get("transformer_depth", 1)
+    depths = [depth] * levels if isinstance(depth, int) else list(depth)
+    placed = [depths[level] if 2**level in resolutions else 0 for level in range(levels)]
+    counts = list(zip(placed, config["num_res_blocks"]))
+    config["transformer_depth"] = [d for d, count in counts for _ in range(count)]
+    config["transformer_depth_output"] = [d for d, count in counts for _ in range(count + 1)]
+    if config.get("transformer_depth_middle") is None:
+        config["transformer_depth_middle"] = depths[-1]
+    return config

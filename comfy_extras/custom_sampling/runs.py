@@ -14,7 +14,7 @@ from comfy.nested_tensor import NestedTensor
 from comfy.sampling import batching, guidance, run
 from comfy.sampling import noise as noise_source
 from comfy_api.latest import io
-from comfy_nodes.latent import replaced
+from comfy_nodes.latent_basics import replaced
 from comfy_nodes.sampling import LARGEST_SEED
 
 Latent = dict[str, Any]

@@ -261,6 +261,8 @@ class SetClipHooks(HookNode):
         view.patcher.register_all_hook_patches(hooks, create_target_dict(EnumWeightTarget.Clip))
         return (view,)
 
+    apply_hooks = run
+
 
 class ConditioningTimestepsRange(HookNode):
     """A part of the sampling, and the parts before and after it."""

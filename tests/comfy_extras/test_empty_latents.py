@@ -10,7 +10,12 @@ import torch
 from comfy_extras import (
     nodes_ace,
     nodes_chroma_radiance,
+    nodes_cosmos,
+    nodes_hunyuan,
+    nodes_hunyuan3d,
+    nodes_lt,
     nodes_mochi,
+    nodes_qwen,
     nodes_sd3,
     nodes_stable_cascade,
 )
@@ -20,6 +25,13 @@ SHAPES: dict[str, tuple[Any, tuple[Any, ...], tuple[int, ...]]] = {
     "sd3": (nodes_sd3.EmptySD3LatentImage, (64, 48, 2), (2, 16, 6, 8)),
     "mochi": (nodes_mochi.EmptyMochiLatentVideo, (64, 48, 13, 1), (1, 12, 3, 6, 8)),
     "stable audio": (audio_latents.EmptyLatentAudio, (47.6, 2), (2, 64, 1024)),
+    "hunyuan video": (nodes_hunyuan.EmptyHunyuanLatentVideo, (64, 32, 9, 1), (1, 16, 3, 4, 8)),
+    "hunyuan 1.5": (nodes_hunyuan.EmptyHunyuanVideo15Latent, (64, 32, 9, 1), (1, 32, 3, 2, 4)),
+    "hunyuan image": (nodes_hunyuan.EmptyHunyuanImageLatent, (64, 96, 2), (2, 64, 3, 2)),
+    "hunyuan 3d": (nodes_hunyuan3d.EmptyLatentHunyuan3Dv2, (7, 2), (2, 64, 7)),
+    "cosmos": (nodes_cosmos.EmptyCosmosLatentVideo, (64, 32, 17, 1), (1, 16, 3, 4, 8)),
+    "ltxv": (nodes_lt.EmptyLTXVLatentVideo, (64, 96, 17, 1), (1, 128, 3, 3, 2)),
+    "qwen layers": (nodes_qwen.EmptyQwenImageLayeredLatentImage, (32, 16, 3, 2), (2, 16, 4, 2, 4)),
     "ace": (nodes_ace.EmptyAceStepLatentAudio, (10.0, 1), (1, 8, 16, 107)),
 }
 

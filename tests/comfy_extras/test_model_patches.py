@@ -118,10 +118,10 @@ def test_sag_evaluates_the_negative_even_at_scale_one(model: Any) -> None:
 
 def test_a_blur_keeps_constants_and_the_mean() -> None:
     flat = torch.full((1, 3, 9, 9), 2.0)
-    torch.testing.assert_close(nodes_sag.gaussian_blur(flat, 9, 2.0), flat)
+    torch.testing.assert_close(nodes_sag.gaussian_blur_2d(flat, 9, 2.0), flat)
     point = torch.zeros(1, 1, 21, 21)
     point[0, 0, 10, 10] = 1.0
-    blurred = nodes_sag.gaussian_blur(point, 9, 2.0)
+    blurred = nodes_sag.gaussian_blur_2d(point, 9, 2.0)
     assert float(blurred.sum()) == pytest.approx(1.0, abs=1e-5)
     assert float(blurred[0, 0, 10, 10]) < 0.1
 

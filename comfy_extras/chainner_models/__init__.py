@@ -1,0 +1,1 @@
+"""Upscale models, under the name custom nodes import."""

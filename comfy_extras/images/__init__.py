@@ -1,0 +1,1 @@
+"""Nodes for pictures, by what they do."""

@@ -1,0 +1,1 @@
+"""Nodes for masks, by what they do."""

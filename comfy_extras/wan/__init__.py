@@ -1,0 +1,1 @@
+"""Nodes for the Wan video models, by what the model is given."""
