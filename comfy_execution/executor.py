@@ -159,7 +159,9 @@ class PromptExecutor:
         """Builds the run: signatures of all nodes the outputs need, and what of them is cached."""
         dynprompt = DynamicPrompt(prompt)
         specs = SpecTable(self.registry)
-        progress = ProgressRegistry(prompt_id, dynprompt, self.server, self._client_id)
+        progress = ProgressRegistry(
+            prompt_id, dynprompt, self.server, self._client_id, self._raise_in_threads
+        )
         reset_progress_state(progress)
         changed: dict[str, Any] = {}
         signatures = Signatures(dynprompt, specs, changed, self.options.privacy)
@@ -330,6 +332,11 @@ class PromptExecutor:
             _named(current_outputs, prompt), now, details, client_id,
         )  # fmt: skip
         self._send(failed)
+
+    def _raise_in_threads(self) -> None:
+        """For threads that a node has started: the flag stays, for the node may not notice."""
+        if self.interrupt.is_set():
+            raise self.interrupt.exception
 
     def _raise_if_interrupted(self) -> None:
         if self.interrupt.is_set():

@@ -44,6 +44,7 @@ class ProgressRegistry:
         dynprompt: Knows parents and display nodes.
         sink: Receives the events.
         client_id: Who posted the prompt.
+        check_interrupt: Raises the interruption if the prompt is to stop, in whatever thread.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class ProgressRegistry:
         dynprompt: DynamicPrompt,
         sink: EventSink | None = None,
         client_id: str | None = None,
+        check_interrupt: Callable[[], None] = lambda: None,
     ) -> None:
         self.prompt_id = prompt_id
         self.dynprompt = dynprompt
@@ -63,6 +65,8 @@ class ProgressRegistry:
         self._sent_at = 0.0
         self._lock = threading.Lock()
         self._late: threading.Timer | None = None  # sends what was held back
+        self._check_interrupt = check_interrupt
+        self._is_closed = False
 
     @property
     def nodes(self) -> dict[str, NodeProgress]:
@@ -89,6 +93,8 @@ class ProgressRegistry:
         image: PreviewImage | None,
         is_followed: bool,
     ) -> None:
+        if self._is_closed:
+            return
         self._set(node_id, "running", value, max_value)
         self._publish(is_followed)
         if image is not None:
@@ -108,12 +114,21 @@ class ProgressRegistry:
                 self._send()
 
     def close(self) -> None:
-        """The prompt has ended: keeps nothing of its graph alive."""
+        """The prompt has ended: keeps nothing of its graph alive, and tells nothing more.
+
+        Threads that a node has left behind may go on reporting; nobody is to see their node run.
+        """
         with self._lock:
+            self._is_closed = True
             self._forget_late()
         self.dynprompt = DynamicPrompt({})
         self._nodes = {}
         self._expanded.clear()
+
+    def raise_if_interrupted(self) -> None:
+        """Raises the interruption if the prompt is to stop; for threads that a node has started."""
+        if not self._is_closed:
+            self._check_interrupt()
 
     def preview(self, node_id: str, image: PreviewImage, *, with_metadata: bool) -> Preview:
         """The event that carries an image of a node's unfinished work."""
@@ -132,6 +147,8 @@ class ProgressRegistry:
         self, node_id: str, value: float, max_value: float, image: PreviewImage | None = None
     ) -> None:
         """One step of a progress bar: state, preview, step, preview for older clients."""
+        if self._is_closed:
+            return
         self._update(node_id, value, max_value, image, is_followed=True)
         self._sink.publish(Progress(value, max_value, self.prompt_id, node_id, self.client_id))
         if image is not None:
@@ -139,6 +156,8 @@ class ProgressRegistry:
 
     def send_text(self, node_id: str, text: str) -> None:
         """Shows a line of text under a node."""
+        if self._is_closed:
+            return
         self._sink.publish(ProgressText(text, node_id, self.prompt_id, self.client_id))
 
     def _set(self, node_id: str, state: str, value: float, max_value: float) -> None:
@@ -162,6 +181,8 @@ class ProgressRegistry:
     def _publish(self, is_followed: bool = False) -> None:
         count = len(self._nodes)
         with self._lock:
+            if self._is_closed:
+                return
             wait_s = self._sent_at + count / ENTRIES_PER_S - time.monotonic()
             if count <= EVERY_CHANGE_UP_TO or wait_s <= 0:
                 self._send(is_followed)
@@ -222,13 +243,11 @@ def make_note_hook() -> Callable[[str], None]:
     return hook
 
 
-def make_progress_hook(
-    is_interrupted: Callable[[], None] = check_interrupt,
-) -> Callable[..., None]:
+def make_progress_hook() -> Callable[..., None]:
     """The hook(value, total, preview, prompt_id=None, node_id=None) for progress bars.
 
-    Args:
-        is_interrupted: Raises the interruption if the prompt is to stop; called at each step.
+    At each step it raises the interruption if the prompt is to stop, also in threads that a node
+    has started and waits for: those know no context, and the node itself cannot look meanwhile.
     """
 
     def hook(
@@ -238,8 +257,9 @@ def make_progress_hook(
         prompt_id: str | None = None,  # noqa: ARG001 - given by callers of the public hook
         node_id: str | None = None,
     ) -> None:
-        is_interrupted()
+        check_interrupt()
         registry = get_progress_state()
+        registry.raise_if_interrupted()
         if node_id is None:
             context = get_executing_context()
             node_id = context.node_id if context is not None else registry.current_node

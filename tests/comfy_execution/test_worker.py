@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from comfy_execution.context import check_interrupt
 from comfy_execution.executor import PromptExecutor
 from comfy_execution.journal import Journal
 from comfy_execution.options import ExecutorOptions
+from comfy_execution.progress import get_progress_state, make_progress_hook
 from comfy_execution.queue import PromptQueue
 from comfy_execution.registry import NodeRegistry
 from comfy_execution.worker import Worker, WorkerHooks
@@ -303,3 +305,54 @@ def test_a_prompt_whose_results_cannot_be_recorded_does_not_run_for_ever(
     assert home.queue.get_tasks_remaining() == 0
     home.post("b", PROMPT)
     assert home.ending("b") == "execution_success"
+
+
+def test_threads_of_a_node_that_count_steps_are_stopped_too(house: Any) -> None:
+    counting = threading.Event()
+
+    def count(_: Any) -> tuple[int]:
+        step = make_progress_hook()
+
+        def work() -> None:
+            for index in range(100_000):
+                step(index, 100_000)
+                counting.set()
+                time.sleep(0.001)
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(work).result()
+        return (1,)
+
+    home = house({"Pool": node("Pool", run=count)})
+    home.post("a", {"1": make("Pool"), "2": make("Show", value=["1", 0])})
+    home.post("b", PROMPT)
+    assert counting.wait(10)
+    home.queue.interrupt("a")
+    assert home.ending("a") == "execution_interrupted"
+    assert home.ending("b") == "execution_success"
+
+
+def test_a_thread_that_outlives_its_prompt_is_heard_no_more(house: Any) -> None:
+    may_go_on, done = threading.Event(), threading.Event()
+
+    def start(_: Any) -> tuple[int]:
+        step = make_progress_hook()
+
+        def late() -> None:
+            may_go_on.wait(10)
+            step(1, 2)
+            get_progress_state().send_text("1", "late")
+            done.set()
+
+        threading.Thread(target=late).start()
+        return (1,)
+
+    home = house({"Leaves": node("Leaves", run=start)})
+    home.post("a", {"1": make("Leaves"), "2": make("Show", value=["1", 0])})
+    home.wait("a")
+    while home.sink.names()[-1] != "node_figures":
+        time.sleep(0.001)
+    before = len(home.sink.events)
+    may_go_on.set()
+    assert done.wait(10)
+    assert home.sink.names()[before:] == []
