@@ -1,15 +1,16 @@
 """Composition root: arguments -> policies -> services -> nodes -> serve.
 
 Only this module, with `utils.start_up` and `utils.policies`, turns arguments into folders, logging,
-threads and policies. `run` is the console entry: it starts the supervisor, which runs the server in a
-child process and starts it again if native code kills it. Everything the supervisor can do without
-is imported where it is needed: the child starts when the supervisor's imports are done.
+threads and policies. `run` is the console entry: it starts the supervisor, which runs the server in
+a child process and starts it again if native code kills it. Everything the supervisor can do
+without is imported where it is needed: the child starts when the supervisor's imports are done.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 import os
 import sys
@@ -111,11 +112,14 @@ def preview_method(
     return "auto" if args.automatic_previews and understands else None
 
 
-async def load_nodes(packs: PackSelection) -> None:
-    """Fills the node table: core nodes, built-in extras, packs."""
+async def load_nodes(packs: PackSelection, left_out: str | None) -> None:
+    """Fills the node table: core nodes, built-in extras, packs; less those a file names."""
     import nodes
 
     await nodes.init_extra_nodes(selection=packs)
+    for name in policies.disabled_nodes(left_out) if left_out else ():
+        if nodes.NODE_CLASS_MAPPINGS.pop(name, None) is None:
+            logger.warning("%s names the node %s, which there is not", left_out, name)
 
 
 # Services
@@ -140,7 +144,7 @@ class Program:
         packs = self.select_packs()
         run_prestartup_scripts(packs)
         self.install_devices()
-        await load_nodes(packs)
+        await load_nodes(packs, self.args.disabled_nodes_config)
         worker = self.build_worker(server)
         server.add_routes()
         start_up.keep_for_good()
@@ -290,6 +294,12 @@ def main(argv: Sequence[str]) -> int:
     args = cli_args.fill(argv)
     if args.add_user:
         return add_user(args)
+    if args.list_feature_flags:
+        from comfy_server.features import server_features
+
+        options = policies.server_options(args, argv)
+        sys.stdout.write(f"{json.dumps(server_features(options), indent=2)}\n")
+        return 0
     logs = start_up.configure_logging(args)
     for flag in cli_args.ineffective(cli_args.build_parser(), argv):
         logger.warning("%s is accepted but has no effect here", flag)
@@ -305,7 +315,8 @@ def run() -> int:
     argv = sys.argv[1:]
     args = cli_args.fill(argv)
     is_child = supervisor.tie_to_parent(os.environ)
-    if is_child or args.no_supervisor or args.quick_test_for_ci or args.add_user:
+    runs_once = args.quick_test_for_ci or args.add_user or args.list_feature_flags
+    if is_child or args.no_supervisor or runs_once:
         return main(argv)
     return supervisor.supervise([sys.executable, os.path.abspath(__file__), *argv], os.environ)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 NO_EFFECT = "Accepted so that existing launch scripts keep working; has no effect here."
 
 
@@ -52,6 +53,40 @@ class _FillAll(argparse.Action):
         option_string: str | None = None,  # noqa: ARG002
     ) -> None:
         setattr(namespace, self.dest, set(values) or set(PerformanceFeature))
+
+
+class _FreeMemory(argparse.Action):
+    """Stores the first of up to two numbers of gigabytes; the bare flag stores 4."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if len(values) > 2:
+            parser.error(f"{option_string} takes at most two numbers, got {len(values)}")
+        setattr(namespace, self.dest, values[0] if values else 4.0)
+
+
+class _Verbosity(argparse.Action):
+    """Stores the terminal's level, or that of a file named after it. The bare flag: DEBUG."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        level, *files = values or ["DEBUG"]
+        if level not in LOG_LEVELS or len(files) > 1:
+            parser.error(f"{option_string} takes a level ({', '.join(LOG_LEVELS)}) and a file")
+        if files:
+            namespace.log_files = [*namespace.log_files, (level, files[0])]
+        else:
+            setattr(namespace, self.dest, level)
 
 
 def _switches(group: Any, *rows: tuple[str, str]) -> None:
@@ -371,11 +406,12 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
     cache.add_argument(
         "--cache-ram",
         type=float,
-        nargs="?",
-        const=4.0,
+        nargs="*",
+        action=_FreeMemory,
         default=0.0,
         metavar="GB",
-        help="Keep results until free RAM drops below this (bare flag: 4).",
+        help="Keep results until free RAM drops below this (bare flag: 4; a second number, which "
+        "newer launchers pass, is ignored).",
     )
     _switches(
         parser,
@@ -387,12 +423,14 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
 def _add_platform(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verbose",
-        nargs="?",
-        const="DEBUG",
+        nargs="*",
+        action=_Verbosity,
         default="INFO",
-        choices=["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"],
-        help="Log level (default INFO; bare flag: DEBUG).",
+        metavar=("LEVEL", "FILE"),
+        help="Log level (default INFO; bare flag: DEBUG), or that of a file beside the terminal "
+        f"(repeatable). Levels: {', '.join(LOG_LEVELS)}.",
     )
+    parser.set_defaults(log_files=[])
     _switches(
         parser,
         ("--log-stdout", "Normal log lines to standard output, errors to standard error."),
@@ -405,17 +443,22 @@ def _add_newer(parser: argparse.ArgumentParser) -> None:
     """Options that newer servers of the same family know and newer launchers may pass."""
     add = parser.add_argument
     add("--date-output-format", metavar="FORMAT", help=NO_EFFECT)
-    add("--disabled-nodes-config", metavar="PATH", help=NO_EFFECT)
+    add(
+        "--disabled-nodes-config",
+        metavar="PATH",
+        help="YAML file with a list of node names to leave out.",
+    )
     add("--vram-headroom", type=float, metavar="GB", help=NO_EFFECT)
     add(
         "--feature-flag",
         action="append",
         default=[],
         metavar="KEY[=VALUE]",
-        help="Add to the server feature flags (repeatable). " + NO_EFFECT,
+        help="Add to what /features says (repeatable); what the server itself says stays.",
     )
     _switches(
         parser,
+        ("--list-feature-flags", "Print what /features says as JSON and exit."),
         *(
             (flag, NO_EFFECT)
             for flag in (
@@ -424,7 +467,6 @@ def _add_newer(parser: argparse.ArgumentParser) -> None:
                 "--disable-assets",
                 "--enable-assets",
                 "--enable-asset-hashing",
-                "--list-feature-flags",
                 "--debug-hang",
                 "--fp16-intermediates",
                 "--enable-triton-backend",

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from comfy.devices.policies import MemoryPolicy, PrecisionPolicy
@@ -111,6 +112,33 @@ def frontend_folder(args: argparse.Namespace) -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "static"
 
 
+def feature_flag(text: str) -> tuple[str, Any]:
+    """`KEY` (true) or `KEY=VALUE`; the value is JSON, or else text."""
+    key, has_value, value = text.partition("=")
+    if not has_value:
+        return key, True
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def disabled_nodes(path: str) -> list[str]:
+    """Names of the nodes that a YAML file wants left out: a list, alone or as its only value.
+
+    Raises:
+        SystemExit: The file is something else.
+    """
+    import yaml
+
+    content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    if isinstance(content, dict) and len(content) == 1:
+        content = next(iter(content.values()))
+    if not isinstance(content, list) or not all(isinstance(name, str) for name in content):
+        sys.exit(f"{path} must hold a list of node names, such as '- KSampler'")
+    return content
+
+
 def server_options(args: argparse.Namespace, argv: Sequence[str]) -> ServerOptions:
     """Network, security and presentation policy of the HTTP side."""
     from comfy_server import ServerOptions
@@ -131,6 +159,7 @@ def server_options(args: argparse.Namespace, argv: Sequence[str]) -> ServerOptio
         extension_root=PROGRAM_FOLDER / "web",
         hashing_function=args.default_hashing_function,
         preview_size=args.preview_size,
+        feature_flags=dict(map(feature_flag, args.feature_flag)),
         user_quota_bytes=int(args.user_quota * GIB),
         argv=("main.py", *argv),
         print_addresses=not args.dont_print_server,

@@ -82,7 +82,14 @@ def configure_logging(args: argparse.Namespace) -> LogCapture:
         normal.addFilter(lambda record: record.levelno < logging.ERROR)
         handlers[0].setLevel(logging.ERROR)
         handlers.append(normal)
-    logging.basicConfig(level=args.verbose, format="%(message)s", handlers=handlers, force=True)
+    for handler in handlers:
+        handler.setLevel(max(handler.level, logging.getLevelName(args.verbose)))
+    for level, path in args.log_files:
+        to_file = logging.FileHandler(path, encoding="utf-8")
+        to_file.setLevel(level)
+        handlers.append(to_file)
+    lowest = min(handler.level for handler in handlers)
+    logging.basicConfig(level=lowest, format="%(message)s", handlers=handlers, force=True)
     return capture
 
 
