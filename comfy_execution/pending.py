@@ -34,6 +34,7 @@ class PendingPrompts:
 
     def __init__(self) -> None:
         self._entries: list[Pending] = []
+        self._by_id: dict[str, Pending] = {}
         self._arrivals = 0
 
     def __len__(self) -> int:
@@ -49,7 +50,7 @@ class PendingPrompts:
 
     def add(self, item: QueueItem, texts: ItemTexts, arrival: int) -> None:
         """Puts a prompt at its place."""
-        bisect.insort(self._entries, Pending((float(item[0]), arrival), item, texts))
+        self._insert(Pending((float(item[0]), arrival), item, texts))
 
     def add_in_order(self, prompts: Sequence[QueueItem]) -> None:
         """Puts prompts in, in this very order whatever their numbers are."""
@@ -58,7 +59,7 @@ class PendingPrompts:
             numbers[place] = min(numbers[place], numbers[place + 1])
         for number, item in zip(numbers, prompts):
             order = (number, self.next_arrival())
-            bisect.insort(self._entries, Pending(order, item, ItemTexts.of(item)))
+            self._insert(Pending(order, item, ItemTexts.of(item)))
 
     def highest_number(self) -> float:
         """The largest number among the waiting prompts; -1 if none waits."""
@@ -66,17 +67,25 @@ class PendingPrompts:
 
     def take_first(self) -> Pending:
         """Takes out the prompt that runs next; there must be one."""
-        return self._entries.pop(0)
+        first = self._entries.pop(0)
+        del self._by_id[first.prompt_id]
+        return first
 
     def find(self, prompt_id: str) -> Pending | None:
         """The waiting prompt with this id."""
-        return next((entry for entry in self._entries if entry.prompt_id == prompt_id), None)
+        return self._by_id.get(prompt_id)
 
     def remove(self, entries: Iterable[Pending]) -> list[str]:
         """Takes prompts out; returns their ids."""
-        names = {entry.prompt_id for entry in entries}
-        self._entries = [entry for entry in self._entries if entry.prompt_id not in names]
-        return list(names)
+        gone = {entry.prompt_id: entry for entry in entries}
+        for prompt_id in gone:
+            del self._by_id[prompt_id]
+        if len(gone) == 1:
+            (entry,) = gone.values()
+            del self._entries[bisect.bisect_left(self._entries, entry)]  # no two have one order
+        else:
+            self._entries = [entry for entry in self._entries if entry.prompt_id not in gone]
+        return list(gone)
 
     def reorder(self, prompt_ids: Sequence[str]) -> None:
         """Puts the named prompts first, in this order; the rest keep theirs.
@@ -88,11 +97,16 @@ class PendingPrompts:
         numbers = [entry.order[0] for entry in self._entries]
         ordered = sorted(self._entries, key=lambda e: wanted.get(e.prompt_id, len(wanted)))
         self._entries = [self._renumbered(entry, number) for number, entry in zip(numbers, ordered)]
+        self._by_id = {entry.prompt_id: entry for entry in self._entries}
 
     def set_number(self, entry: Pending, number: float) -> None:
         """Gives a waiting prompt another number, behind those that have the same."""
         self.remove([entry])
-        bisect.insort(self._entries, self._renumbered(entry, number))
+        self._insert(self._renumbered(entry, number))
+
+    def _insert(self, entry: Pending) -> None:
+        bisect.insort(self._entries, entry)
+        self._by_id[entry.prompt_id] = entry
 
     def _renumbered(self, entry: Pending, number: float) -> Pending:
         number = int(number) if float(number).is_integer() else float(number)

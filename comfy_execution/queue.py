@@ -270,6 +270,17 @@ class PromptQueue(QueueOrder):
                 self._drop([found])
         return found is not None
 
+    def delete_items(
+        self, prompt_ids: Iterable[str], is_allowed: Callable[[QueueItem], bool] = lambda _: True
+    ) -> int:
+        """Drops the pending prompts among these that may be dropped; returns their number."""
+        with self.mutex:
+            found = {name: self._pending.find(name) for name in prompt_ids}
+            entries = [entry for entry in found.values() if entry and is_allowed(entry.item)]
+            if entries:
+                self._drop(entries)
+        return len(entries)
+
     def interrupt(self, prompt_id: str | None = None, *, for_good: bool = True) -> bool:
         """Stops the running prompt, if it is the named one; None means whichever runs.
 

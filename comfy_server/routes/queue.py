@@ -63,8 +63,7 @@ async def post_queue(request: web.Request) -> web.Response:
         queue.wipe_queue()
     elif body.get("clear"):
         unwanted |= {item[1] for item in visible_queue(request, queue)[1]}
-    while unwanted and queue.delete_queue_item(lambda item: item[1] in unwanted and sees(item)):
-        pass  # one call takes out one prompt
+    queue.delete_items(unwanted, sees)
     return web.Response()
 
 

@@ -200,6 +200,20 @@ def test_reordering_and_renumbering(queue: PromptQueue) -> None:
     assert ids(queue.queue) == ["last", "d", "b", "a", "c"]
 
 
+def test_many_prompts_are_taken_out_at_once(queue: PromptQueue, sink: Recorder) -> None:
+    for index in range(6):
+        queue.put(item(str(index), -index))
+    sink.events.clear()
+    assert queue.delete_items(["1", "4", "nobody", "1"], lambda entry: entry[1] != "4") == 1
+    assert queue.delete_items(["2", "5"]) == 2
+    assert queue.delete_items(["2"]) == 0
+    assert ids(queue.queue) == ["4", "3", "0"]
+    assert sink.names() == ["status", "status"]
+    assert queue.set_number("4", 9)
+    assert queue.delete_items(["4"]) == 1
+    assert [finish_next(queue) for _ in range(2)] == ["3", "0"]
+
+
 def test_a_paused_queue_hands_out_nothing(queue: PromptQueue) -> None:
     queue.put(item("a"))
     queue.pause()
