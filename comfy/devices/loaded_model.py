@@ -219,6 +219,7 @@ def describe(entry: LoadedModel) -> dict[str, Any]:
     model = entry.model
     dtype = model.model_dtype() if model is not None and hasattr(model, "model_dtype") else None
     loaded, size = entry.model_loaded_memory(), entry.model_memory()
+    held = getattr(model, "residence", None)
     state = "resident" if loaded >= size else "partial" if loaded else "offloaded"
     return {
         "model": type(model.model).__name__ if model is not None else None,
@@ -227,6 +228,8 @@ def describe(entry: LoadedModel) -> dict[str, Any]:
         "size_bytes": size,
         "loaded_bytes": loaded,
         "offloaded_bytes": max(0, size - loaded),
+        "patch_bytes": held.patch_bytes if held is not None else 0,
+        "pinned_bytes": held.pinned_bytes if held is not None else 0,
         "patched_weights": len(getattr(model, "patches", ())),
         "state": state,
         "in_use": entry.currently_used,

@@ -208,6 +208,16 @@ def extra_reserved_memory() -> int:
     return EXTRA_RESERVED_VRAM if wanted is None else wanted
 
 
+def reserve_of(device: torch.device) -> int:
+    """Bytes of one device that stay free for other programs.
+
+    The usual figure is at most a tenth of a small device; one that the policy names is kept.
+    """
+    usual = get_runtime().memory.reserve_vram_bytes is None and device.type not in UNIFIED_KINDS
+    share = _device_free_total(device)[1] // 10 if usual else extra_reserved_memory()
+    return min(extra_reserved_memory(), share)
+
+
 def minimum_inference_memory() -> int:
     """Bytes any run needs beside weights: a fixed floor plus the reserve."""
     return inference_floor(primary_device())
@@ -221,7 +231,7 @@ def inference_floor(device: torch.device) -> int:
     if device.type in UNIFIED_KINDS:
         return int(ACTIVATION_FLOOR) + extra_reserved_memory()
     total = _device_free_total(device)[1]
-    return int(min(ACTIVATION_FLOOR, total // 10)) + extra_reserved_memory()
+    return int(min(ACTIVATION_FLOOR, total // 10)) + reserve_of(device)
 
 
 def maximum_vram_for_weights(device: torch.device | None = None) -> float:

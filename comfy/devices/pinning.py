@@ -67,17 +67,23 @@ def pin(tensor: torch.Tensor, device: torch.device, own_memory: bool) -> Pinned 
     if runtime.pinned_bytes + size > pinned_limit() or size == 0:
         return None
     source = tensor.detach()
-    ask = getattr(accelerators.device_module(device), "cudart", None)
-    if ask is None or size < IN_PLACE_BYTES or not source.is_contiguous():
+    driver = _driver(device)
+    if driver is None or size < IN_PLACE_BYTES or not source.is_contiguous():
         return _pooled(source, runtime)
     if own_memory:
         source = torch.empty_like(source).copy_(source)
-    driver = ask()
     if int(driver.cudaHostRegister(source.data_ptr(), size, PORTABLE)) != 0:
         _clear_error(device)
         logger.warning("the system refused to page-lock %d bytes; they are copied unlocked", size)
         return None
     return Pinned(source, runtime, driver)
+
+
+def _driver(device: torch.device) -> Any | None:
+    """The driver calls that lock memory in place, where a back end has them."""
+    ask = getattr(accelerators.device_module(device), "cudart", None)
+    driver = ask() if ask is not None else None
+    return driver if hasattr(driver, "cudaHostRegister") else None
 
 
 def _pooled(source: torch.Tensor, runtime: Runtime) -> Pinned | None:

@@ -56,8 +56,12 @@ class PromptModelTracker:
             self.end()
 
     def end(self) -> None:
-        """The prompt is over: its models have no claim any more."""
+        """The prompt is over: its models have no claim any more, and none is in use."""
+        from comfy.devices import residency  # which imports this module
+
         self._modules.clear()
+        for entry in list(residency.current_loaded_models):
+            entry.currently_used = False
 
 
 PROMPT_MODELS = PromptModelTracker()

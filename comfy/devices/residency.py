@@ -219,7 +219,7 @@ def load_models_gpu(
                 entry.model_load(0, force_patch_weights)
         else:
             full = force_full_load or get_runtime().vram_state == VRAMState.HIGH_VRAM
-            reserved, floor = memory.extra_reserved_memory(), memory.inference_floor(device)
+            reserved, floor = memory.reserve_of(device), memory.inference_floor(device)
             wished = max(floor, memory_required + reserved)
             needed = wished if minimum_memory_required is None else max(
                 floor, minimum_memory_required + reserved

@@ -91,6 +91,11 @@ class KeepingPlan(StreamPlan):
         size = sum(tensor_bytes(t) for t in tensors if t is not None)
         if self.held_bytes + size > self.budget:
             return
+        if self.streams:  # what is kept is let go at any time, also while kernels still read it
+            current = torch.accelerator.current_stream(self.device)
+            for tensor in tensors:
+                if tensor is not None:
+                    tensor.record_stream(current)
         self.held[id(layer)] = Held(tensors, size, name)
         self.held_bytes += size
         for source in sources:
@@ -161,7 +166,12 @@ class ModelPatcherDynamic(ModelPatcher):
         plan = self.residence.plan
         return plan is not None and not isinstance(plan, KeepingPlan)
 
-    def _make_streamed(self, entry: LoadEntry, force_patch: bool = False) -> None:
+    def _make_streamed(
+        self,
+        entry: LoadEntry,
+        force_patch: bool = False,
+        pin: bool = True,  # noqa: ARG002 - what is used once and kept gains nothing
+    ) -> None:
         if entry.name not in self.residence.streaming:
             self.residence.release(entry.name, entry.module)
         device = self.residence.device

@@ -251,7 +251,7 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
                     break
                 held = self.residence.module_bytes(entry.name, entry.params)
                 if held and is_castable(entry.module):
-                    self._make_streamed(entry, force_patch_weights)
+                    self._make_streamed(entry, force_patch_weights, pin=False)
                     freed += held
         self._publish_state()
         return freed

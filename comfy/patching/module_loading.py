@@ -105,12 +105,13 @@ class ModuleLoading(WeightPatching):
             return memory.tensor_bytes(original)
         return self.residence.move(module, prefix, name, device)
 
-    def _make_streamed(self, entry: LoadEntry, force_patch: bool = False) -> None:
+    def _make_streamed(self, entry: LoadEntry, force_patch: bool = False, pin: bool = True) -> None:
         """Leave a module's weights where they rest; they travel and are patched at use.
 
         Args:
             entry: The module.
             force_patch: Patch the resting weights now, for layers that do not patch at use.
+            pin: Page-lock them, for a run that is about to start.
         """
         self.residence.release(entry.name, entry.module)
         self._leave_device(entry)
@@ -121,7 +122,7 @@ class ModuleLoading(WeightPatching):
             return
         plan = self.residence.open_plan(device)
         self.residence.stream(entry.name, entry.module, {"stream_plan": plan})
-        if plan.streams and casting.pin_memory_supported(device):
+        if pin and plan.streams and casting.pin_memory_supported(device):
             prefix = f"{entry.name}." if entry.name else ""
             for name in entry.params:
                 self.pin_weight_to_device(prefix + name)

@@ -177,6 +177,10 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
             self.size = memory.module_size(self.model)
         return self.size
 
+    def get_ram_usage(self) -> int:
+        """Bytes of main memory the weights take at most; those of a mapped file take less."""
+        return self.model_size()
+
     def loaded_size(self) -> int:
         """Bytes of weights on the load device now."""
         return int(self._state_shown("model_loaded_weight_memory", self.residence.loaded_bytes))

@@ -110,7 +110,7 @@ class Residence:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A module that is pickled leaves its history behind."""
-        return (_forget, ())
+        return (type(None), ())
 
     @property
     def loaded_bytes(self) -> int:
@@ -132,8 +132,13 @@ class Residence:
     @property
     def device_bytes(self) -> int:
         """Bytes on the load device: weights, copies under way, patches of streamed weights."""
-        kept = sum(getattr(f, "device_bytes", 0) for f in self.functions())
-        return self.loaded_bytes + kept + (self.plan.ahead_bytes if self.plan is not None else 0)
+        ahead = self.plan.ahead_bytes if self.plan is not None else 0
+        return self.loaded_bytes + self.patch_bytes + ahead
+
+    @property
+    def patch_bytes(self) -> int:
+        """Bytes of patches on the load device, kept there for weights that are patched at use."""
+        return sum(getattr(f, "device_bytes", 0) for f in self.functions())
 
     def functions(self) -> Iterator[Any]:
         """What streamed modules apply to their weights and biases at use."""
@@ -392,7 +397,3 @@ def residence_of(model: nn.Module) -> Residence:
     if found is None or found.model() is not model:
         found = model.__dict__[_PLACE] = Residence(weakref.ref(model))
     return found
-
-
-def _forget() -> None:
-    """What a pickled residence becomes."""

@@ -292,3 +292,51 @@ def test_models_of_the_running_prompt_go_last(accelerator: Any) -> None:
     assert tracker.models() == [old.model]
     tracker.end()
     assert tracker.models() == []
+
+
+def test_the_usual_reserve_is_a_share_of_a_small_device(accelerator: Any) -> None:
+    with simulated_accelerator(reserve_vram_bytes=None) as fakegpu:
+        (a,) = models(fakegpu, 1)
+        device = a.load_device
+        fakegpu.set_capacity(2 * a.model_size())
+        residency.load_models_gpu([a])
+        assert a.loaded_size() == a.model_size()
+        assert memory.reserve_of(device) == memory.get_total_memory(device) // 10
+        fakegpu.set_capacity(8 << 30)
+        assert memory.reserve_of(device) == memory.EXTRA_RESERVED_VRAM
+    with simulated_accelerator(reserve_vram_bytes=1 << 30):
+        assert memory.reserve_of(device) == 1 << 30
+
+
+def test_each_device_keeps_a_floor_of_its_own(accelerator: Any) -> None:
+    accelerator.set_device_count(2)
+    accelerator.set_capacity(1 << 20, 1)
+    (a,) = models(accelerator, 1)
+    a.load_device = torch.device(f"{accelerator.NAME}:1")
+    residency.load_models_gpu([a])  # the first device's floor would leave no room here
+    assert a.loaded_size() == a.model_size()
+
+
+def test_models_are_in_use_until_their_prompt_ends(accelerator: Any) -> None:
+    (a,) = models(accelerator, 1)
+    with prompt_models.PROMPT_MODELS.running():
+        residency.load_models_gpu([a])
+        assert residency.loaded_models(only_currently_used=True) == [a]
+    assert residency.loaded_models(only_currently_used=True) == []
+    assert residency.loaded_models() == [a]
+
+
+def test_patches_kept_for_streamed_weights_are_counted_and_made_room_for(
+    accelerator: Any,
+) -> None:
+    (a,) = models(accelerator, 1, width=128)
+    weight = a.model.blocks[0]["up"].weight
+    a.add_patches({"blocks.0.up.weight": (torch.zeros_like(weight),)})
+    room_for(accelerator, a.model_size() * 0.7)
+    residency.load_models_gpu([a])
+    x = torch.zeros(1, 4, 4, 4, device=a.load_device)
+    with torch.inference_mode():
+        a.model(x, torch.tensor([1], device=a.load_device))
+    (row,) = residency.memory_report()
+    assert row["patch_bytes"] in (0, weight.nbytes)  # none where that layer is resident
+    assert row["loaded_bytes"] + row["patch_bytes"] <= a.model_size() * 0.7

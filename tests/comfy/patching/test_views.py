@@ -13,6 +13,8 @@ from torch import nn
 from comfy import ops
 from comfy.nn.wrappers import WrapperExecutor
 from comfy.patching.attributes import get_attr
+from comfy.patching.hook_group import HookGroup
+from comfy.patching.hooks import WeightHook
 from comfy.patching.patcher import ModelPatcher
 from comfy.patching.wrappers import (
     CallbacksMP,
@@ -56,15 +58,54 @@ def test_equal_views_execute_identically_and_changes_tell_them_apart(
 ) -> None:
     same = patcher.clone()
     assert patcher.clone_has_same_weights(same)
+    group = HookGroup()
+    group.add(WeightHook())
     for change in (
         lambda v: v.add_patches(ones(v.model, "out.bias")),
         lambda v: v.add_object_patch("scale", object()),
         lambda v: v.set_model_unet_function_wrapper(print),
+        lambda v: v.set_model_attn2_replace(print, "middle", 0),
+        lambda v: v.add_weight_wrapper("out.bias", print),
+        lambda v: v.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "k", print),
+        lambda v: v.add_callback(CallbacksMP.ON_LOAD, print),
+        lambda v: v.set_injections("k", [PatcherInjection(print, print)]),
+        lambda v: v.set_additional_models("k", []),
+        lambda v: v.set_attachments("k", object()),
+        lambda v: v.set_model_compute_dtype(torch.float64),
+        lambda v: v.add_hook_patches(group.hooks[0], ones(v.model, "out.bias")),
+        lambda v: setattr(v, "forced_hooks", group),
+        lambda v: v.apply_hooks(group),
     ):
         other = patcher.clone()
         change(other)
         assert not patcher.clone_has_same_weights(other)
     assert not patcher.clone_has_same_weights(ModelPatcher(Network(), CPU, CPU))
+
+
+def test_views_without_patches_are_alike_whatever_their_identity(patcher: ModelPatcher) -> None:
+    other = patcher.clone()
+    other.add_patches({"foreign": (1,)})
+    assert other.patches_uuid != patcher.patches_uuid
+    assert patcher.clone_has_same_weights(other)
+    for view in (patcher, other):
+        view.add_patches(ones(view.model, "out.bias"))
+    assert not patcher.clone_has_same_weights(other)  # equal values, but who can tell
+
+
+def test_a_view_knows_the_keys_it_touches(patcher: ModelPatcher) -> None:
+    assert patcher.model_keys == set()
+    patcher.add_patches({("out.weight", (0, 0, 1)): (1,), "foreign": (1,)})
+    patcher.add_weight_wrapper("out.bias", print)
+    patcher.add_hook_patches(WeightHook(), ones(patcher.model, "scale"))
+    assert patcher.model_keys == {"out.weight", "out.bias", "scale"}
+    assert patcher.clone().model_keys == patcher.model_keys
+
+
+def test_options_of_a_clone_can_be_edited_at_any_depth(patcher: ModelPatcher) -> None:
+    patcher.model_options["pack"] = {"list": [{"inner": [1]}]}
+    clone = patcher.clone()
+    clone.model_options["pack"]["list"][0]["inner"].append(2)
+    assert patcher.model_options["pack"] == {"list": [{"inner": [1]}]}
 
 
 def test_a_deep_clone_has_plain_weights_of_its_own(accelerator: Any) -> None:
