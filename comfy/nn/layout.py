@@ -15,3 +15,18 @@ def prefers_channels_last(x: Tensor) -> bool:
     chosen.
     """
     return x.ndim == 4 and x.device.type == "cpu" and precision.tunes_cpu()
+
+
+def tokens_of(x: Tensor) -> Tensor:
+    """Features ``[B, C, H, W]`` as tokens ``[B, H * W, C]``: a view when channels are innermost.
+
+    Strides come out as those of a fresh tensor also for one item. Other ways to this view leave its
+    stride along the batch arbitrary, and layers that follow then take the layout for another one.
+    """
+    batch, channels, height, width = x.shape
+    return x.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
+
+
+def features_of(tokens: Tensor, height: int, width: int) -> Tensor:
+    """Tokens ``[B, H * W, C]`` as features ``[B, C, H, W]`` with channels innermost."""
+    return tokens.unflatten(1, (height, width)).permute(0, 3, 1, 2)

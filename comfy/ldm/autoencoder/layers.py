@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from comfy import ops
 from comfy.nn import attention
-from comfy.nn.layout import prefers_channels_last
+from comfy.nn.layout import features_of, prefers_channels_last, tokens_of
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,8 @@ def vae_attention() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     height, width = q.shape[2:]
-    q, k, v = (x.flatten(2).transpose(1, 2) for x in (q, k, v))
-    out = attention.optimized_attention(q, k, v, 1)
-    return out.transpose(1, 2).unflatten(2, (height, width))
+    out = attention.optimized_attention(tokens_of(q), tokens_of(k), tokens_of(v), 1)
+    return features_of(out, height, width)
 
 
 class AttnBlock(nn.Module):

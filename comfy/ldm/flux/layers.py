@@ -239,6 +239,8 @@ def _finite_half(x: Tensor) -> Tensor:
 class DoubleStreamBlock(nn.Module):
     """Text and picture tokens with weights of their own, attending to each other."""
 
+    compiles_alone = True
+
     img_mod: Modulation
     txt_mod: Modulation
 
@@ -328,6 +330,8 @@ def _plain_norm(width: int, dtype: Any, device: Any, operations: Any) -> nn.Modu
 
 class SingleStreamBlock(nn.Module):
     """All tokens alike; attention and feed-forward side by side."""
+
+    compiles_alone = True
 
     def __init__(
         self,

@@ -158,6 +158,8 @@ class DismantledBlock(nn.Module):
 class JointBlock(nn.Module):
     """A layer over both streams."""
 
+    compiles_alone = True
+
     def __init__(
         self,
         width: int,

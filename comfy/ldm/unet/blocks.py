@@ -93,6 +93,8 @@ class Downsample(nn.Module):
 class ResBlock(TimestepBlock):
     """Two convolutions around a shift by the timestep embedding, with a residual connection."""
 
+    compiles_alone = True
+
     def __init__(
         self,
         channels: int,

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling as compiling
 from torch.nn import functional as F
 
 from comfy import ops
 from comfy.nn import attention
+from comfy.nn.layout import features_of, tokens_of
 
 Options = dict[str, Any]
 PATCH_TABLES = ("patches", "patches_replace")
@@ -40,7 +42,7 @@ class GEGLU(nn.Module):
         self.proj = operations.Linear(dim_in, dim_out * 2, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.numel() >= MANY and ops.is_plain_linear(self.proj):
+        if not compiling() and x.numel() >= MANY and ops.is_plain_linear(self.proj):
             # Two results of half the width: neither is copied, and one takes the product.
             value, gate = ops.linear_parts(self.proj, x, 2)
             return value.mul_(F.gelu(gate))
@@ -131,6 +133,8 @@ class CrossAttention(nn.Module):
 class BasicTransformerBlock(nn.Module):
     """Self-attention, cross-attention and feed-forward, each normalised before and added after."""
 
+    compiles_alone = True
+
     def __init__(
         self,
         dim: int,
@@ -180,7 +184,8 @@ class BasicTransformerBlock(nn.Module):
         self, x: Tensor, context: Tensor | None = None, transformer_options: Options | None = None
     ) -> Tensor:
         """One layer over ``x [B, L, D]`` with ``context [B, Lc, Dc]``."""
-        hooks = _Hooks(transformer_options or {}, self.n_heads, self.d_head, self.attn_precision)
+        options = {} if transformer_options is None else transformer_options
+        hooks = _Hooks(options, self.n_heads, self.d_head, self.attn_precision)
         if self.ff_in is not None:
             inner = self.ff_in(self.norm_in(x))
             x = inner + x if self.is_res else inner
@@ -238,8 +243,10 @@ class _Hooks:
         """The function that replaces this attention: the one for this very layer, else for the
         block."""
         table = self.replace.get(name)
+        if not table:
+            return None
         block = self.options.get("block")
-        if not table or block is None:
+        if block is None:
             return None
         layer = (block[0], block[1], self.options.get("block_index"))
         return table.get(layer) or table.get(block)
@@ -309,9 +316,7 @@ class SpatialTransformer(nn.Module):
         h = self.norm(x)
         if not self.use_linear:
             h = self.proj_in(h)
-        h = h.flatten(2).transpose(
-            1, 2
-        )  # b c h w -> b (h w) c; a view when the memory is channels-last
+        h = tokens_of(h)
         if self.use_linear:
             h = self.proj_in(h)
         for layer, block in enumerate(self.transformer_blocks):
@@ -319,7 +324,7 @@ class SpatialTransformer(nn.Module):
             h = block(h, context=contexts[layer], transformer_options=options)
         if self.use_linear:
             h = self.proj_out(h)
-        h = h.transpose(1, 2).unflatten(2, (height, width))
+        h = features_of(h, height, width)
         if not self.use_linear:
             h = self.proj_out(h)
         return h + x

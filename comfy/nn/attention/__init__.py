@@ -79,7 +79,7 @@ def wrap_attn(function: AttentionFunction) -> AttentionFunction:
     @functools.wraps(function)
     def overridable(*args: Any, **kwargs: Any) -> Tensor:
         options = kwargs.get("transformer_options")
-        if options and OVERRIDE_KEY in options and INSIDE_KEY not in kwargs:
+        if options is not None and OVERRIDE_KEY in options and INSIDE_KEY not in kwargs:
             kwargs[INSIDE_KEY] = True
             return options[OVERRIDE_KEY](function, *args, **kwargs)
         return function(*args, **kwargs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling as compiling
 from torch.nn import functional as F
 
 from comfy.devices import precision
@@ -21,7 +22,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor
     """Torch's fused attention (flash or memory-efficient where the device has it)."""
     if mask is not None and mask.dtype != torch.bool and mask.dtype != q.dtype:
         mask = mask.to(q.dtype)
-    if mask is None and _prefers_products(q, k):
+    if mask is None and not compiling() and _prefers_products(q, k):
         return split(q, k, v, budget_bytes=CACHE_BYTES)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 

@@ -1,0 +1,201 @@
+"""Networks compiled block by block: shared code, open sizes, exact results, visible failure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from comfy import interrupt, ops
+from comfy.ldm.unet.blocks import ResBlock
+from comfy.ldm.unet.model import UNetModel
+from comfy.ldm.unet.transformer import BasicTransformerBlock
+from comfy.nn import compilation
+from comfy.nn.compilation import RegionalCompiler, regions
+
+
+class Block(nn.Module):
+    """A block of two layers that reads its options."""
+
+    compiles_alone = True
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = ops.disable_weight_init.Linear(width, width)
+        self.second = ops.disable_weight_init.Linear(width, width)
+
+    def forward(self, x: Tensor, transformer_options: dict[str, Any] | None = None) -> Tensor:
+        for patch in (transformer_options or {}).get("patches", {}).get("block", ()):
+            x = patch(x)
+        return x + self.second(torch.tanh(self.first(x)))
+
+
+class Network(nn.Module):
+    def __init__(self, width: int = 4, depth: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        generator = torch.Generator().manual_seed(5)
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor, options: dict[str, Any] | None = None) -> Tensor:
+        for block in self.blocks:
+            x = block(x, transformer_options=options)
+        return x
+
+
+@pytest.fixture
+def graphs() -> list[Any]:
+    """What a counting back end was given to compile."""
+    torch._dynamo.reset()
+    return []
+
+
+@pytest.fixture
+def compiler(graphs: list[Any]) -> RegionalCompiler:
+    def backend(graph: Any, inputs: list[Any]) -> Callable[..., Any]:
+        del inputs
+        graphs.append(graph)
+        return graph.forward
+
+    return RegionalCompiler(backend=backend)
+
+
+def compiled(
+    compiler: RegionalCompiler, network: nn.Module, x: Tensor, options: Any = None
+) -> Tensor:
+    """The network's result in a context as prompts run in: inference mode from end to end."""
+    with compiler.applied(network, options), torch.inference_mode():
+        size, stride = x.shape, x.stride()
+        return network(x.clone().as_strided(size, stride), options)
+
+
+def test_blocks_of_a_kind_and_all_sizes_share_code(
+    compiler: RegionalCompiler, graphs: list[Any]
+) -> None:
+    network = Network()
+    for shape in ((2, 5, 4), (2, 9, 4), (7, 3, 4), (4, 4, 4)):
+        x = torch.randn(shape)
+        assert torch.equal(compiled(compiler, network, x), network(x))
+    assert len(graphs) == 1
+    for tokens in (5, 8):  # a single item is a kind of its own, whatever its stride along the batch
+        x = torch.randn(1, tokens, 4).as_strided((1, tokens, 4), (tokens, 4, 1))
+        assert torch.equal(compiled(compiler, network, x), network(x))
+    assert len(graphs) == 2
+
+
+def test_changing_facts_in_the_options_compile_nothing_anew(
+    compiler: RegionalCompiler, graphs: list[Any]
+) -> None:
+    network, x = Network(), torch.randn(2, 3, 4)
+    for number in range(3):
+        compiled(compiler, network, x, {"step": number, f"fact {number}": object()})
+    assert len(graphs) == 1
+
+
+def test_weights_that_are_patched_in_place_or_replaced_are_used(
+    compiler: RegionalCompiler, graphs: list[Any]
+) -> None:
+    network, x = Network(), torch.randn(2, 3, 4)
+    compiled(compiler, network, x)
+    network.blocks[0].first.weight.add_(1)
+    network.blocks[1].second.weight = nn.Parameter(torch.ones(4, 4), requires_grad=False)
+    assert torch.equal(compiled(compiler, network, x), network(x))
+    assert len(graphs) == 1
+
+
+def test_streamed_and_patched_layers_run_as_they_are(
+    compiler: RegionalCompiler, graphs: list[Any]
+) -> None:
+    network, x = Network(depth=1), torch.randn(2, 3, 4)
+    network.blocks[0].first.comfy_cast_weights = True
+    network.blocks[0].first.weight_function = [lambda weight: weight * 3]
+    assert torch.equal(compiled(compiler, network, x), network(x))
+    assert not graphs
+    network.blocks[0].first.weight_function = []
+    assert torch.equal(compiled(compiler, network, x), network(x))
+    assert len(graphs) == 1
+
+
+def test_custom_patches_and_replaced_blocks_run_as_they_are(
+    compiler: RegionalCompiler, graphs: list[Any]
+) -> None:
+    network, x = Network(), torch.randn(2, 3, 4)
+    options = {"patches": {"block": [lambda x: x * 2]}}
+    assert torch.equal(compiled(compiler, network, x, options), network(x, options))
+    for block in network.blocks:
+        block.forward = lambda x, transformer_options: x * 4
+    assert torch.equal(compiled(compiler, network, x), x * 64)
+    assert not graphs
+    assert "forward" in vars(network.blocks[0])
+
+
+def test_the_network_is_as_before_after_an_error(compiler: RegionalCompiler) -> None:
+    network = Network()
+    keys = list(network.state_dict())
+    with pytest.raises(RuntimeError), compiler.applied(network):
+        network(torch.randn(2, 3, 5))
+    assert all("forward" not in vars(block) for block in network.blocks)
+    assert list(network.state_dict()) == keys
+
+
+def test_a_cancellation_is_noticed_between_blocks(compiler: RegionalCompiler) -> None:
+    network, x = Network(), torch.randn(2, 3, 4)
+    compiled(compiler, network, x)
+    interrupt.interrupt_current_processing()
+    with pytest.raises(interrupt.InterruptProcessingException):
+        compiled(compiler, network, x)
+
+
+def test_a_failing_compiler_is_said_once_and_the_network_runs(
+    graphs: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    del graphs
+
+    def backend(graph: Any, inputs: list[Any]) -> Callable[..., Any]:
+        raise RuntimeError("no compiler here")
+
+    compiler = RegionalCompiler(backend=backend)
+    network, x = Network(), torch.randn(2, 3, 4)
+    with caplog.at_level(logging.WARNING, logger=compilation.__name__):
+        for _ in range(2):
+            assert torch.equal(compiled(compiler, network, x), network(x))
+    assert len(caplog.records) == 1
+    assert "runs uncompiled" in caplog.text
+    assert "no compiler here" in caplog.text
+
+
+SIZES: Any = {
+    "in_channels": 4, "out_channels": 4, "model_channels": 8, "num_res_blocks": [1],
+    "channel_mult": [1], "transformer_depth": [1], "transformer_depth_output": [1, 1],
+    "transformer_depth_middle": 1, "context_dim": 8, "num_heads": 2, "norm_num_groups": 4,
+}  # fmt: skip
+
+
+def test_regions_are_the_outermost_marked_blocks_else_repeated_ones_else_the_whole() -> None:
+    kinds = {type(block) for block in regions(UNetModel(**SIZES, device="meta"))}
+    assert kinds == {ResBlock, BasicTransformerBlock}
+    plain = nn.Sequential(nn.ModuleList(nn.Linear(2, 2) for _ in range(3)), nn.ReLU())
+    assert regions(plain) == list(plain[0].children())
+    assert regions(nn.Linear(2, 2))[0].__class__ is nn.Linear
+
+
+def test_a_unet_gives_the_same_compiled(compiler: RegionalCompiler, graphs: list[Any]) -> None:
+    network = UNetModel(**SIZES).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(5)
+    for parameter in network.parameters():
+        parameter.data = 0.2 * torch.randn(parameter.shape, generator=generator)
+    for height, tokens in ((8, 7), (12, 77)):
+        x, context = torch.randn(2, 4, height, 8), torch.randn(2, tokens, 8)
+        times = torch.tensor([3.0, 3.0])
+        with compiler.applied(network, {}), torch.inference_mode():
+            ours = network(
+                x.clone(), times, context, transformer_options={"block": ("input", height)}
+            )
+        torch.testing.assert_close(ours, network(x, times, context))
+    assert len(graphs) == 3  # residual blocks of two widths, one transformer
