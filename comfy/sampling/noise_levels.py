@@ -25,6 +25,10 @@ ABOVE_ALL_LEVELS = 999999999.9
 ZERO_TERMINAL_ALPHA_BAR = 4.8973451890853435e-08
 
 
+# e to this power is near the largest number of single precision.
+LARGEST_EXPONENT = 80.0
+
+
 def beta_schedule(kind: str, timesteps: int, start: float, end: float) -> Tensor:
     """Per-step noise variances of a discrete diffusion, float64 [timesteps]."""
     if kind == "linear":  # linear in the square root: the latent diffusion schedule
@@ -64,6 +68,8 @@ def time_snr_shift(alpha: float, t: Any) -> Any:
 
 def flux_time_shift(mu: float, sigma: float, t: Any) -> Any:
     """Shift a flow time by the exponent mu: e^mu / (e^mu + (1/t - 1)^sigma)."""
+    if mu > LARGEST_EXPONENT:
+        return 1 / (1 + math.exp(-mu) * (1 / t - 1) ** sigma)
     return math.exp(mu) / (math.exp(mu) + (1 / t - 1) ** sigma)
 
 

@@ -72,6 +72,9 @@ class FlowPath(NoisePath):
         return math.log1p(-sigma) - math.log(sigma) if sigma < 1 else -math.inf
 
     def sigma_at(self, half_log_snr: float) -> float:
+        if half_log_snr > 0:
+            noise = math.exp(-half_log_snr)
+            return noise / (1.0 + noise)
         return 1.0 / (1.0 + math.exp(half_log_snr))
 
     def ancestral_step(

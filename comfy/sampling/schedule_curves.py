@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from comfy.sampling.noise_levels import flux_time_shift
-from comfy.sampling.schedules import append_zero
+from comfy.sampling.schedules import append_zero, check_logarithms
 
 # Token counts for which the base and the maximum shift of a flow schedule are given.
 BASE_TOKENS, MAX_TOKENS = 1024, 4096
@@ -19,6 +19,7 @@ def get_sigmas_polyexponential(
     n: int, sigma_min: float, sigma_max: float, rho: float = 1.0, device: Any = "cpu"
 ) -> Tensor:
     """A power rho of a straight line, in log sigma."""
+    check_logarithms(sigma_min, sigma_max)
     ramp = torch.linspace(1, 0, n, device=device) ** rho
     low, high = math.log(sigma_min), math.log(sigma_max)
     return append_zero(torch.exp(ramp * (high - low) + low))
@@ -32,7 +33,13 @@ def get_sigmas_vp(
     Source: Song et al. 2020, https://arxiv.org/abs/2011.13456, appendix C.
     """
     time = torch.linspace(1, eps_s, n, device=device)
-    return append_zero(torch.sqrt(torch.special.expm1(beta_d * time**2 / 2 + beta_min * time)))
+    sigmas = torch.sqrt(torch.special.expm1(beta_d * time**2 / 2 + beta_min * time))
+    if not torch.isfinite(sigmas).all():
+        raise ValueError(
+            f"beta_d {beta_d:g} and beta_min {beta_min:g} give noise levels beyond all numbers; "
+            "beta_d / 2 + beta_min must stay below 88"
+        )
+    return append_zero(sigmas)
 
 
 def get_sigmas_laplace(
@@ -80,6 +87,8 @@ def ltxv_schedule(
     levels = _flow_levels(steps, shift_for_tokens(tokens, base_shift, max_shift))
     if stretch:
         signal = 1.0 - levels[:-1]
+        if signal[-1] == 0:  # shifted so far that every level is pure noise
+            return levels
         if steps == 1:  # one level cannot be both the first and the last: the last it is
             levels[0] = terminal
         else:

@@ -85,15 +85,34 @@ def get_sigmas_karras(
 
     Source: Karras et al. 2022, https://arxiv.org/abs/2206.00364, equation 5.
     """
+    if rho == 0 or min(sigma_min, sigma_max) < 0:
+        raise ValueError(
+            f"rho {rho:g} and levels {sigma_min:g} to {sigma_max:g} give no schedule: rho must not "
+            "be 0 and levels not negative"
+        )
     ramp = torch.linspace(0, 1, n, device=device)
     low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
     return append_zero((high + ramp * (low - high)) ** rho).to(device)
+
+
+def check_logarithms(sigma_min: float, sigma_max: float) -> None:
+    """Refuse ends that have no logarithm.
+
+    Raises:
+        ValueError: A level is not above 0.
+    """
+    if sigma_min <= 0 or sigma_max <= 0:
+        raise ValueError(
+            f"levels must be above 0 for a schedule in log sigma, got sigma_min {sigma_min:g} and "
+            f"sigma_max {sigma_max:g}"
+        )
 
 
 def get_sigmas_exponential(
     n: int, sigma_min: float, sigma_max: float, device: Any = "cpu"
 ) -> Tensor:
     """Uniform in log sigma."""
+    check_logarithms(sigma_min, sigma_max)
     return append_zero(
         torch.linspace(math.log(sigma_max), math.log(sigma_min), n, device=device).exp()
     )
@@ -108,6 +127,8 @@ def beta_scheduler(
     """
     from scipy import special  # half a second that most runs need not wait for
 
+    if alpha <= 0 or beta <= 0:
+        raise ValueError(f"alpha and beta must be above 0, got {alpha:g} and {beta:g}")
     last = len(model_sampling.sigmas) - 1
     quantiles = 1 - np.linspace(0, 1, steps, endpoint=False)
     indices = np.rint(special.betaincinv(alpha, beta, quantiles) * last).astype(int).tolist()

@@ -36,7 +36,7 @@ def flip(sigmas: Tensor) -> Tensor:
 def with_first(sigmas: Tensor, sigma: float) -> Tensor:
     """Levels with another first one."""
     changed = sigmas.clone()
-    changed[0] = sigma
+    changed[:1] = sigma
     return changed
 
 

@@ -19,55 +19,10 @@ from torch import Tensor
 from comfy.sampling import checks
 from comfy.sampling.noise import NoiseSampler, default_noise_sampler
 from comfy.sampling.parameterisation import split_ancestral
+from comfy.sampling.solvers.step_size import PIDStepSizeController
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
 
 EpsCache = dict[str, Tensor]
-
-
-class PIDStepSizeController:
-    """Chooses the next step size from the last three errors.
-
-    Args:
-        h: First step size.
-        pcoeff, icoeff, dcoeff: Weights of the proportional, integral and derivative part.
-        order: Order of the error estimate.
-        accept_safety: Smallest growth factor of an accepted step.
-    Source: Söderlind 2003, Digital filters in adaptive time-stepping.
-    """
-
-    def __init__(
-        self,
-        h: float,
-        pcoeff: float,
-        icoeff: float,
-        dcoeff: float,
-        order: float = 1,
-        accept_safety: float = 0.81,
-        eps: float = 1e-8,
-    ) -> None:
-        self.h, self.accept_safety, self.eps = h, accept_safety, eps
-        self.b1 = (pcoeff + icoeff + dcoeff) / order
-        self.b2 = -(pcoeff + 2 * dcoeff) / order
-        self.b3 = dcoeff / order
-        self.errs: list[float] = []
-
-    def limiter(self, x: float) -> float:
-        """Soft bound of the growth factor around 1."""
-        return 1 + math.atan(x - 1)
-
-    def propose_step(self, error: float) -> bool:
-        """Take an error (1 is the tolerance); adapts h and says whether the step is accepted."""
-        inverse = 1 / (float(error) + self.eps)
-        if not self.errs:
-            self.errs = [inverse, inverse, inverse]
-        self.errs[0] = inverse
-        factor = self.errs[0] ** self.b1 * self.errs[1] ** self.b2 * self.errs[2] ** self.b3
-        factor = self.limiter(factor)
-        accepted = factor >= self.accept_safety
-        if accepted:
-            self.errs = [self.errs[0], self.errs[0], self.errs[1]]
-        self.h *= factor
-        return accepted
 
 
 class DPMSolver:
@@ -247,6 +202,8 @@ class DPMSolver:
         t, x_prev = t_start, x
         while (t < t_end - 1e-5) if forward else (t > t_end + 1e-5):
             t_next = min(t_end, t + control.h) if forward else max(t_end, t + control.h)
+            if t_next == t or control.is_stuck:
+                raise ValueError(control.complaint(self.sigma(t), rtol, atol))
             t_down, sigma_up = self._towards(t, t_next, t_end, eta)
             x_low, x_high, denoised = self._pair(order, x, t, t_down)
             delta = torch.clamp(torch.maximum(x_low.abs(), x_prev.abs()) * rtol, min=atol)

@@ -36,6 +36,8 @@ def sample_dpmpp_sde(
     """DPM-Solver++ (stochastic): an intermediate level at the fraction r, noise at both stages."""
     if len(sigmas) <= 1:
         return x
+    if r == 0:
+        raise ValueError("r, the place of the intermediate level in a step, must not be 0")
     run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_brownian_noise(x, noise_sampler, sigmas)
     weight = 1 / (2 * r)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from comfy.latent_formats import LatentFormat
 from comfy.nested_tensor import NestedTensor
-from comfy.sampling import noise, run, schedules, solvers
+from comfy.sampling import noise, run, samplers, schedules, solvers
 from comfy.sampling.parameterisation import CONST
 from tests.comfy.sampling.support import TestModel, conditioning, patcher, two_gaussians
 
@@ -131,3 +131,54 @@ def test_members_of_a_nested_latent_reach_the_callback() -> None:
         callback=lambda i, x0, x, total: seen.append(x0), disable_pbar=True, seed=1,
     )  # fmt: skip
     assert [tuple(part.shape) for part in seen[-1].unbind()] == SHAPES[2]
+
+
+ADAPTIVE_LIMITS = [
+    ({"h_init": 0.0}, "h_init"),
+    ({"rtol": 0.0, "atol": 0.0}, r"no step met the tolerance in \d+ tries"),
+    ({"accept_safety": 100.0}, "lower accept_safety"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), ADAPTIVE_LIMITS)
+def test_an_adaptive_run_that_cannot_end_says_why(options: dict[str, float], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        option_run("dpm_adaptive", options)
+
+
+SDE_OPTIONS = [
+    (name, {"eta": eta, "s_noise": s_noise})
+    for name in ("dpmpp_sde", "dpmpp_2m_sde", "dpmpp_2m_sde_heun", "dpmpp_3m_sde", "seeds_2",
+                 "seeds_3", "exp_heun_2_x0_sde", "euler_ancestral", "dpmpp_2s_ancestral",
+                 "dpm_2_ancestral", "res_multistep_ancestral", "dpm_adaptive")
+    for eta, s_noise in ((0.0, 1.0), (1.0, 0.0), (0.5, 2.0))
+]  # fmt: skip
+EXTREME_OPTIONS = [
+    ("dpmpp_sde", {"r": 100.0}), ("seeds_2", {"r": 0.01, "eta": 100.0}), ("lms", {"order": 100}),
+    ("sa_solver", {"predictor_order": 6, "corrector_order": 6}),
+    ("dpm_adaptive", {"pcoeff": 100.0, "dcoeff": 100.0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["EPS", "FLOW"])
+@pytest.mark.parametrize(("name", "options"), SDE_OPTIONS + EXTREME_OPTIONS)
+def test_options_keep_a_run_finite(name: str, options: dict[str, float], kind: str) -> None:
+    assert torch.isfinite(option_run(name, options, kind)).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["dpmpp_sde", "dpmpp_2m_sde", "dpmpp_3m_sde", "seeds_2", "euler_ancestral", "er_sde"]
+)
+def test_without_noise_the_seed_of_the_steps_does_not_matter(name: str) -> None:
+    options = {"s_noise": 0.0}
+    assert torch.equal(option_run(name, options, seed=1), option_run(name, options, seed=2))
+
+
+def option_run(name: str, options: dict[str, Any], kind: str = "EPS", seed: int = 1) -> Tensor:
+    latent = torch.zeros(1, 4, 8, 8)
+    levels = [14.6, 5.0, 1.0, 0.2, 0.0] if kind == "EPS" else [1.0, 0.7, 0.4, 0.1, 0.0]
+    return run.sample_custom(
+        patcher(AnyShapeModel(kind, {}, LatentFormat())), noise.prepare_noise(latent, 1), 3.0,
+        samplers.ksampler(name, options), torch.tensor(levels), conditioning([0.5] * 4),
+        conditioning([0.0] * 4), latent, disable_pbar=True, seed=seed,
+    )  # fmt: skip

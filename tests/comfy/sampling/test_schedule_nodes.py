@@ -164,6 +164,28 @@ def test_edits(recorded: dict[str, Tensor]) -> None:
     assert torch.equal(base, before)
 
 
+def test_extreme_parameters_give_levels_or_a_reason() -> None:
+    shifted = schedule_curves.ltxv_schedule(20, 9000, 100.0, 0.95, True, 0.1)
+    huge = schedule_curves.flux2_schedule(3000, 16384, 16384)
+    for made in (shifted, huge):
+        assert torch.isfinite(made).all()
+        assert (made[1:] <= made[:-1]).all()
+    assert sigma_edits.with_first(torch.FloatTensor([]), 5.0).numel() == 0
+    refused: list[tuple[str, Callable[[], Any]]] = [
+        ("rho 0", lambda: schedules.get_sigmas_karras(5, 0.1, 10.0, 0.0)),
+        ("sigma_min 0", lambda: schedules.get_sigmas_exponential(5, 0.0, 10.0)),
+        ("sigma_max 0", lambda: schedule_curves.get_sigmas_polyexponential(5, 0.1, 0.0)),
+        ("beta_d 5000", lambda: schedule_curves.get_sigmas_vp(5, 5000.0)),
+        (
+            "above 0, got 0.6 and 0",
+            lambda: schedules.beta_scheduler(noise_levels.build_model_sampling("EPS"), 5, 0.6, 0),
+        ),
+    ]
+    for reason, make in refused:
+        with pytest.raises(ValueError, match=reason):
+            make()
+
+
 def test_override_nodes_give_the_recorded_levels(recorded: dict[str, Tensor]) -> None:
     kinds = {
         "ModelSamplingSD3": ("FLOW", lambda a: {"shift": a["shift"]}),
