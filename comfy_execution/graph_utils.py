@@ -26,11 +26,11 @@ class ExecutionBlocker:
         self.message = message
 
 
-def is_link(value: Any) -> bool:
+def is_link(obj: Any) -> bool:
     """Whether an input value is a link: ``[node_id, output_index]``."""
-    if not isinstance(value, list) or len(value) != 2:
+    if not isinstance(obj, list) or len(obj) != 2:
         return False
-    source, slot = value
+    source, slot = obj
     return isinstance(source, str) and isinstance(slot, (int, float)) and type(slot) is not bool
 
 
