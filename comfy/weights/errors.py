@@ -32,6 +32,15 @@ class MissingWeightFileError(WeightFileError, FileNotFoundError):
         return f"{self.path}: {self.cause}. To mend it: {self.mend}."
 
 
+class UnreadableWeightFileError(WeightFileError, OSError):
+    """The system does not let the file be read."""
+
+    mend_text = "check the file's permissions and the disk it is on"
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.cause}. To mend it: {self.mend}."
+
+
 class EmptyWeightFileError(WeightFileError):
     """The file has no bytes."""
 
@@ -48,6 +57,15 @@ class HtmlPageError(WeightFileError):
     mend_text = (
         "open the address in a browser, sign in or accept the licence if it asks, and download "
         "the file itself rather than its page"
+    )
+
+
+class TextFileError(WeightFileError):
+    """A text, such as the error message of a web server, was saved under the name of a model."""
+
+    mend_text = (
+        "open the address in a browser, sign in or accept the licence if it asks, and download "
+        "the file again"
     )
 
 
@@ -71,6 +89,15 @@ class UnknownWeightFormatError(WeightFileError):
     """The contents are in no format this server reads."""
 
     mend_text = "use a .safetensors file"
+
+
+class NotANumberError(WeightFileError):
+    """The weights are not numbers: every one that was looked at is NaN."""
+
+    mend_text = (
+        "download it again; if it stays so, its author saved a failed training or merge: choose "
+        "another version"
+    )
 
 
 class NoMatchingWeightsError(WeightFileError):

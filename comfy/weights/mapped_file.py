@@ -25,6 +25,9 @@ from comfy.weights.errors import NotSafetensorsError, TruncatedWeightFileError
 MAX_HEADER_BYTES = 100_000_000
 """Largest header accepted, the format's own bound; it is read before anything is believed."""
 
+MAX_AXES = 64
+"""Most axes torch gives a tensor."""
+
 SAFETENSORS_TYPES: dict[str, torch.dtype] = {
     name: getattr(torch, attribute)
     for name, attribute in {
@@ -100,12 +103,23 @@ def read_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
             )
         text = file.read(length)
     try:
-        raw = json.loads(text)
+        raw = json.loads(text, object_pairs_hook=_without_repeats)
+    except KeyError as error:
+        raise NotSafetensorsError(path, f"header names {error} twice") from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise NotSafetensorsError(path, f"header is not JSON ({error})") from error
     if not isinstance(raw, dict):
         raise NotSafetensorsError(path, "header is not a JSON object")
     return _checked_header(path, raw, 8 + length, size)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; KeyError for a name it has twice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        raise KeyError(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+    return made
 
 
 def safetensors_header(
@@ -151,7 +165,8 @@ def _checked_entry(path: str | os.PathLike[str], key: str, value: Any) -> Tensor
     try:
         name, shape, (start, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
         numbers = (*shape, start, end)
-        sound = all(type(n) is int and n >= 0 for n in numbers) and start <= end
+        sound = all(type(n) is int and 0 <= n < 2**63 for n in numbers) and start <= end
+        sound = sound and len(shape) <= MAX_AXES
     except (KeyError, TypeError, ValueError) as error:
         raise NotSafetensorsError(path, f"entry '{key}' is incomplete ({error!r})") from error
     if not sound:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import tempfile
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,12 +17,15 @@ from comfy.weights.errors import (
     HtmlPageError,
     LfsPointerError,
     MissingWeightFileError,
+    NotANumberError,
     NotSafetensorsError,
+    TextFileError,
     TruncatedWeightFileError,
     UnknownWeightFormatError,
-    UnsafePickleError,
+    UnreadableWeightFileError,
 )
 from comfy.weights.mapped_file import open_tensors
+from comfy.weights.pickled import load_pickled
 from comfy.weights.written_file import write_tensors
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,9 @@ StateDict = dict[str, torch.Tensor]
 
 SAFETENSORS_SUFFIXES = (".safetensors", ".sft")
 _SNIFFED_BYTES = 512
+
+NAN_SAMPLES = 64
+"""How many tensors of a file are looked at for numbers."""
 
 
 def load_torch_file(
@@ -62,8 +66,9 @@ def load_torch_file(
         tensors, metadata = open_tensors(ckpt, memory_map)
         state_dict: dict[str, Any] = with_settings(tensors, metadata, ckpt)
     else:
-        state_dict = _load_pickled(ckpt, memory_map)
-    if device is not None and device.type != "cpu":
+        state_dict = load_pickled(ckpt, memory_map)
+    _refuse_nan(ckpt, state_dict)
+    if device is not None and torch.device(device).type != "cpu":
         state_dict = {
             key: value.to(device) if isinstance(value, torch.Tensor) else value
             for key, value in state_dict.items()
@@ -84,6 +89,8 @@ def sniff(path: str | os.PathLike[str]) -> str:
         raise MissingWeightFileError(path, "no such file") from error
     except IsADirectoryError as error:
         raise MissingWeightFileError(path, "is a folder, not a file") from error
+    except OSError as error:
+        raise UnreadableWeightFileError(path, f"cannot be read ({error.strerror})") from error
     named_safe = os.fspath(path).lower().endswith(SAFETENSORS_SUFFIXES)
     text = head.lstrip().lower()
     if not head:
@@ -100,6 +107,8 @@ def sniff(path: str | os.PathLike[str]) -> str:
         return "pickle"
     if len(head) > 8 and head[8:9] == b"{":
         return "safetensors"
+    if len(text) > 8 and text.decode("utf-8", "ignore").isprintable() and not text.isalnum():
+        raise TextFileError(path, f"this is a text, not a model: {_first_words(head)!r}")
     if named_safe and len(head) < 9:
         raise TruncatedWeightFileError(path, f"only {len(head)} bytes long")
     if named_safe:
@@ -107,29 +116,33 @@ def sniff(path: str | os.PathLike[str]) -> str:
     raise UnknownWeightFormatError(path, f"neither safetensors nor torch, starts {head[:16]!r}")
 
 
-def _load_pickled(path: str | os.PathLike[str], memory_map: bool) -> dict[str, Any]:
-    use_map = memory_map and zipfile.is_zipfile(path)
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=use_map)
-    except pickle.UnpicklingError as error:
-        raise UnsafePickleError(path, "holds objects other than weights") from error
-    except (EOFError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TruncatedWeightFileError(path, f"torch cannot read it ({reason})") from error
-    return _unwrap(path, content)
+def _first_words(head: bytes) -> str:
+    return " ".join(head.decode("utf-8", "ignore").split())[:80]
 
 
-def _unwrap(path: str | os.PathLike[str], content: Any) -> dict[str, Any]:
-    """The state dict inside what a training script saved around it."""
-    if not isinstance(content, Mapping):
-        raise UnknownWeightFormatError(path, f"holds a {type(content).__name__}, not a state dict")
-    if isinstance(content.get("state_dict"), Mapping):
-        return dict(content["state_dict"])
-    if len(content) == 1:
-        (inner,) = content.values()
-        if isinstance(inner, Mapping):
-            return dict(inner)
-    return dict(content)
+def _refuse_nan(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> None:
+    """Look at one number in each of some tensors spread over the file.
+
+    Raises:
+        NotANumberError: None of them is a number.
+    """
+    floats = [
+        (key, value)
+        for key, value in tensors.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel()
+    ]
+    looked_at = floats[:: max(1, len(floats) // NAN_SAMPLES)]
+    bad = [key for key, value in looked_at if _middle(value).float().isnan().item()]
+    if bad and len(bad) == len(looked_at):
+        raise NotANumberError(path, f"its weights are NaN, not numbers (such as '{bad[0]}')")
+    if bad:
+        logger.warning("%s: %d of %d weights looked at are NaN, such as %s",
+                       os.fspath(path), len(bad), len(looked_at), bad[0])  # fmt: skip
+
+
+def _middle(tensor: torch.Tensor) -> torch.Tensor:
+    """One element from the middle of a tensor."""
+    return tensor[tuple(size // 2 for size in tensor.shape)]
 
 
 def save_torch_file(

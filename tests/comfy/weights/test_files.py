@@ -7,9 +7,13 @@ import json
 import os
 import pickle
 import struct
+import sys
+import types
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,9 +26,12 @@ from comfy.weights.errors import (
     HtmlPageError,
     LfsPointerError,
     MissingWeightFileError,
+    NotANumberError,
     NotSafetensorsError,
+    TextFileError,
     TruncatedWeightFileError,
     UnknownWeightFormatError,
+    UnreadableWeightFileError,
     UnsafePickleError,
     WeightFileError,
 )
@@ -77,6 +84,60 @@ BROKEN = {
         NotSafetensorsError,
         "overlap",
     ),
+    "a key twice": (
+        safetensors(
+            b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+            b'"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}',
+            bytes(2),
+        ),
+        NotSafetensorsError,
+        "'a' twice",
+    ),
+    "endless axis": (
+        safetensors({"a": entry("F32", [0, 2**70], 0, 0)}),
+        NotSafetensorsError,
+        "impossible",
+    ),
+    "many axes": (
+        safetensors({"a": entry("F32", [1] * 65, 0, 4)}, bytes(4)),
+        NotSafetensorsError,
+        "impossible",
+    ),
+    "fractions": (
+        safetensors({"a": entry("F32", [1.0], 0, 4)}, bytes(4)),  # type: ignore[list-item]
+        NotSafetensorsError,
+        "impossible",
+    ),
+    "a list": (safetensors([1, 2]), NotSafetensorsError, "no safetensors header"),
+    "metadata of another kind": (
+        safetensors({"__metadata__": [1]}),
+        NotSafetensorsError,
+        "__metadata__",
+    ),
+    "a gap": (
+        safetensors({"a": entry("F32", [1], 4, 8)}, bytes(8)),
+        NotSafetensorsError,
+        "gap",
+    ),
+    "offsets the wrong way": (
+        safetensors({"a": entry("F32", [1], 4, 0)}, bytes(4)),
+        NotSafetensorsError,
+        "impossible",
+    ),
+    "answer of a server": (
+        b'{"error":"Unauthorized","message":"sign in"}',
+        TextFileError,
+        "Unauthorized",
+    ),
+    "message": (b"Invalid username or password.", TextFileError, "Invalid username"),
+    "not numbers": (
+        safetensors(
+            {"a": entry("F16", [4], 0, 8), "b": entry("BF16", [2], 8, 12)},
+            struct.pack("<4H", *[0x7E00] * 4) + struct.pack("<2H", *[0x7FC0] * 2),
+        ),
+        NotANumberError,
+        "NaN",
+    ),
     "no offsets": (safetensors({"a": {"dtype": "F32"}}), NotSafetensorsError, "incomplete"),
     "another format": (b"GGUF" + bytes(32), UnknownWeightFormatError, "GGUF"),
 }
@@ -118,6 +179,78 @@ def test_a_pickle_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(WeightFileError):
         load_torch_file(path)
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_an_old_checkpoint_with_objects_of_its_training_loads_without_them(
+    zipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "pytorch_lightning.callbacks.model_checkpoint"
+    for depth in range(1, 4):
+        part = ".".join(name.split(".")[:depth])
+        monkeypatch.setitem(sys.modules, part, types.ModuleType(part))
+    callback: Any = type("ModelCheckpoint", (), {"__module__": name})
+    sys.modules[name].ModelCheckpoint = callback  # type: ignore[attr-defined]
+    kept = callback()
+    kept.best = 3
+    content = {
+        "state_dict": {"a": torch.ones(2)},
+        "callbacks": {callback: {"score": np.float64(0.5), "step": np.int64(3)}, "kept": kept},
+    }
+    torch.save(content, tmp_path / "old.ckpt", _use_new_zipfile_serialization=zipped)
+    monkeypatch.undo()
+    assert load_torch_file(tmp_path / "old.ckpt").keys() == {"a"}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.99])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickled_file_that_was_cut_off_is_refused(
+    zipped: bool, share: float, tmp_path: Path
+) -> None:
+    path = tmp_path / "cut.ckpt"
+    torch.save({"a": torch.ones(500)}, path, _use_new_zipfile_serialization=zipped)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: 4 + int(share * (len(whole) - 4))])
+    with pytest.raises(WeightFileError, match=r"cut\.ckpt") as caught:
+        load_torch_file(path)
+    assert "To mend it" in str(caught.value)
+
+
+def test_archives_lists_and_modules_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "odd.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(UnknownWeightFormatError, match="zip archive"):
+        load_torch_file(path)
+    torch.save([torch.ones(1)], path)
+    with pytest.raises(UnknownWeightFormatError, match="list"):
+        load_torch_file(path)
+    torch.save(torch.nn.Linear(1, 1), path)
+    with pytest.raises(UnsafePickleError, match=r"nn\.modules\.linear\.Linear") as caught:
+        load_torch_file(path)
+    assert "add_safe_globals" not in str(caught.value)
+
+
+def test_a_file_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "locked.safetensors"
+    path.write_bytes(SOUND)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(UnreadableWeightFileError, match=r"locked.*Permission denied.*permissions"):
+        load_torch_file(path)
+
+
+def test_some_weights_that_are_not_numbers_are_a_warning(tmp_path: Path, caplog: Any) -> None:
+    tensors = {"good": torch.ones(4), "bad": torch.full((4,), torch.nan), "none": torch.empty(0)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    assert load_torch_file(tmp_path / "m.safetensors").keys() == tensors.keys()
+    assert "1 of 2 weights" in caplog.text
+    assert "bad" in caplog.text
 
 
 @pytest.mark.parametrize("wrap", ["plain", "state_dict", "single"])

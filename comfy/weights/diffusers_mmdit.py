@@ -1,0 +1,68 @@
+"""Diffusion transformers under the names of the diffusers library, and back under ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comfy.weights.diffusers_transformers import flux_to_diffusers, mmdit_to_diffusers
+
+HEAD = 64  # channels of a head in every Stable Diffusion 3 network
+FLUX_MARK = "transformer_blocks.0.attn.norm_added_k.weight"
+MMDIT_MARK = "transformer_blocks.0.attn.add_q_proj.weight"
+
+
+def convert_diffusers_mmdit(
+    state_dict: Mapping[str, Tensor], output_prefix: str = ""
+) -> dict[str, Tensor] | None:
+    """FLUX or Stable Diffusion 3 weights under our names; None for another file.
+
+    Args:
+        state_dict: Tensors by the library's keys; those without a name of ours are left out.
+        output_prefix: Put before our names.
+    """
+    names = _names_for(state_dict)
+    if names is None:
+        return None
+    converted: dict[str, Tensor] = {}
+    parts: dict[str, list[tuple[int, Tensor]]] = {}
+    for key, value in state_dict.items():
+        target: Any = names.get(key)
+        if target is None:
+            continue
+        if isinstance(target, str):
+            converted[output_prefix + target] = value
+            continue
+        name, place, *change = target
+        if change:
+            converted[output_prefix + name] = change[0](value)
+        else:
+            parts.setdefault(output_prefix + name, []).append((place[1], value))
+    for name, found in parts.items():
+        converted[name] = torch.cat([value for _, value in sorted(found, key=lambda part: part[0])])
+    return converted
+
+
+def _names_for(state_dict: Mapping[str, Tensor]) -> Mapping[str, Any] | None:
+    """The library's names of this network."""
+    joint = _count(state_dict, "transformer_blocks.")
+    if "x_embedder.weight" in state_dict and FLUX_MARK in state_dict:
+        return flux_to_diffusers(
+            {
+                "depth": joint,
+                "depth_single_blocks": _count(state_dict, "single_transformer_blocks."),
+                "hidden_size": state_dict["x_embedder.weight"].shape[0],
+            }
+        )
+    if "pos_embed.proj.weight" in state_dict and MMDIT_MARK in state_dict:
+        depth = state_dict["pos_embed.proj.weight"].shape[0] // HEAD
+        return mmdit_to_diffusers({"depth": depth, "num_blocks": joint})
+    return None
+
+
+def _count(state_dict: Mapping[str, Tensor], prefix: str) -> int:
+    """How many numbers follow a prefix."""
+    return len({key[len(prefix) :].split(".")[0] for key in state_dict if key.startswith(prefix)})
