@@ -1,0 +1,144 @@
+"""Sampling at the public door: what is refused and why, what is said on the node, what a saved
+picture tells about its making, and equal pictures after a restart."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.integration.test_demo_picture import frames_of
+from tests.support.prompts import demo_prompt
+from tests.support.server_process import ServerProcess, running_server
+
+LARGEST_SEED = 2**64 - 1
+TEXT_FRAME = 3
+SMALL = (64, 64)
+
+
+def small_prompt(**changes: Any) -> dict[str, Any]:
+    return demo_prompt(size=SMALL, **{"steps": 2, "prefix": "door", **changes})
+
+
+def custom(prompt: dict[str, Any], sigmas: str, sampler: str = "euler") -> dict[str, Any]:
+    """The prompt with levels written by hand in place of KSampler's."""
+    prompt["8"] = {"class_type": "ManualSigmas", "inputs": {"sigmas": sigmas}}
+    prompt["9"] = {"class_type": "KSamplerSelect", "inputs": {"sampler_name": sampler}}
+    prompt["5"] = {
+        "class_type": "SamplerCustom",
+        "inputs": {
+            "add_noise": True, "noise_seed": 1, "cfg": 3.0, "sampler": ["9", 0], "sigmas": ["8", 0],
+            "model": ["1", 0], "positive": ["2", 0], "negative": ["3", 0], "latent_image": ["4", 0],
+        },
+    }  # fmt: skip
+    return prompt
+
+
+def of_another_model(prompt: dict[str, Any]) -> dict[str, Any]:
+    """The prompt with a latent of sixteen channels that is not empty."""
+    prompt["4"]["class_type"] = "EmptySD3LatentImage"
+    prompt["8"] = {"class_type": "ManualSigmas", "inputs": {"sigmas": "1"}}
+    prompt["9"] = {"class_type": "RandomNoise", "inputs": {"noise_seed": 1}}
+    inputs = {"model": ["1", 0], "noise": ["9", 0], "sigmas": ["8", 0], "latent_image": ["4", 0]}
+    prompt["10"] = {"class_type": "AddNoise", "inputs": inputs}
+    prompt["5"]["inputs"]["latent_image"] = ["10", 0]
+    return prompt
+
+
+REFUSED = {
+    "levels that rise": (custom(small_prompt(), "3, 1, 2, 0"), "rise from 1 to 2 at step 2"),
+    "levels that rise, with noise": (
+        custom(small_prompt(), "1, 5", "euler_ancestral"),
+        "rise from 1 to 5 at step 1",
+    ),
+    "levels after a clean one": (custom(small_prompt(), "0, 5"), "sigma 0 is 0 and sigma 1 is 5"),
+    "levels below zero": (custom(small_prompt(), "1, -3"), "sigma 1 is -3"),
+    "a latent of another model": (of_another_model(small_prompt()), "16 channels .* works on 4"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_run_that_cannot_work_is_refused_with_its_numbers(
+    case: str, server: ServerProcess
+) -> None:
+    import re
+
+    prompt, reason = REFUSED[case]
+    entry = server.run(prompt)
+    kind, error = entry["status"]["messages"][-1]
+    assert kind == "execution_error"
+    assert error["node_id"] == "5"
+    assert re.search(reason, error["exception_message"]), error["exception_message"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"seed": LARGEST_SEED + 1}, "value_bigger_than_max"),
+        ({"seed": -1}, "value_smaller_than_min"),
+        ({"sampler_name": "eulr"}, "value_not_in_list"),
+        ({"scheduler": "karas"}, "value_not_in_list"),
+    ],
+)
+def test_values_outside_of_their_limits_are_refused_before_queueing(
+    changes: dict[str, Any], reason: str, server: ServerProcess
+) -> None:
+    status, answer = server.post("/prompt", {"prompt": small_prompt(**changes)})
+    assert status == 400
+    (error,) = answer["node_errors"]["5"]["errors"]
+    assert error["type"] == reason
+
+
+def test_the_largest_seed_is_exact(server: ServerProcess) -> None:
+    pictures = [
+        server.picture(server.run(small_prompt(seed=seed)), "7")
+        for seed in (LARGEST_SEED, LARGEST_SEED - 1)
+    ]
+    assert pictures[0] != pictures[1]
+
+
+async def test_a_missing_embedding_is_said_on_the_node(server: ServerProcess) -> None:
+    prompt = small_prompt()
+    prompt["2"]["inputs"]["text"] = "a cat, embedding:nowhere, on a mat"
+    frames = await frames_of(server, prompt, flags=True)
+    notes = [f for f in frames if isinstance(f, bytes) and f[:4] == TEXT_FRAME.to_bytes(4, "big")]
+    assert len(notes) == 1
+    assert b"Embedding 'nowhere' was not found" in notes[0]
+
+
+async def test_a_broken_latent_is_said_on_the_node_and_fails_with_its_cause(
+    server: ServerProcess,
+) -> None:
+    prompt = custom(small_prompt(), "3e38, 1e38")
+    prompt["8"]["inputs"]["sigmas"] = "3" + "0" * 38 + ", 1, 0"
+    frames = await frames_of(server, prompt, flags=True)
+    notes = [f for f in frames if isinstance(f, bytes) and f[:4] == TEXT_FRAME.to_bytes(4, "big")]
+    assert any(b"NaN or infinite" in note for note in notes)
+    errors = [f["data"] for f in frames if isinstance(f, dict) and f["type"] == "execution_error"]
+    assert errors[0]["node_id"] == "6"
+    assert "NaN" in errors[0]["exception_message"]
+
+
+def test_a_saved_picture_tells_what_it_was_made_on(server: ServerProcess) -> None:
+    picture = Image.open(io.BytesIO(server.picture(server.run(small_prompt(seed=3)), "7")))
+    made_on = json.loads(picture.text["environment"])
+    assert made_on["torch"] == torch.__version__
+    assert made_on.keys() == {
+        "latentloom", "torch", "python", "device", "attention", "deterministic",
+    }  # fmt: skip
+
+
+def test_a_restart_changes_no_bit(server: ServerProcess, tmp_path: Path) -> None:
+    prompts = [small_prompt(seed=4, sampler_name=name) for name in ("euler_ancestral", "dpmpp_sde")]
+    with running_server(tmp_path, "--cpu") as other:
+        for prompt in prompts:
+            pixels = [
+                Image.open(io.BytesIO(one.picture(one.run(prompt), "7"))).tobytes()
+                for one in (server, other)
+            ]
+            assert pixels[0] == pixels[1]
