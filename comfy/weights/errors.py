@@ -60,15 +60,6 @@ class HtmlPageError(WeightFileError):
     )
 
 
-class TextFileError(WeightFileError):
-    """A text, such as the error message of a web server, was saved under the name of a model."""
-
-    mend_text = (
-        "open the address in a browser, sign in or accept the licence if it asks, and download "
-        "the file again"
-    )
-
-
 class LfsPointerError(WeightFileError):
     """A Git LFS pointer stands in for the file."""
 
@@ -77,6 +68,15 @@ class LfsPointerError(WeightFileError):
 
 class NotSafetensorsError(WeightFileError):
     """The contents break the safetensors format."""
+
+
+class TextFileError(NotSafetensorsError):
+    """A text, such as the error message of a web server, was saved under the name of a model."""
+
+    mend_text = (
+        "open the address in a browser, sign in or accept the licence if it asks, and download "
+        "the file again"
+    )
 
 
 class UnsafePickleError(WeightFileError):
