@@ -43,6 +43,8 @@ def check_literal(
     Returns:
         The value to keep in the prompt, and the error if there is one.
     """
+    if type(value) is int and info.type == "INT":  # most constants; nothing to convert
+        return value, _range_error(name, info, value) if check_values else None
     convert = CONVERSIONS.get(info.type) if isinstance(info.type, str) else None
     if isinstance(value, dict) and "__value__" in value:
         inner = value["__value__"]

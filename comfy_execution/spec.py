@@ -259,9 +259,10 @@ def find_input(sections: Sections, name: str) -> InputInfo:
 
 def read_entry(entry: Any, section: str) -> InputInfo:
     """An input's entry in any accepted form: (type,), (type, options), a list, or a bare type."""
-    if isinstance(entry, str) or not isinstance(entry, Sequence):
+    # the plain types come first: asking an abstract class takes long
+    if isinstance(entry, str) or not isinstance(entry, (tuple, list, Sequence)):
         return InputInfo(entry, section, {})
-    options = entry[1] if len(entry) > 1 and isinstance(entry[1], Mapping) else {}
+    options = entry[1] if len(entry) > 1 and isinstance(entry[1], (dict, Mapping)) else {}
     return InputInfo(entry[0] if len(entry) else None, section, options)
 
 

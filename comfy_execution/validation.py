@@ -274,11 +274,16 @@ class _Validation:
             if name not in inputs:
                 if info.section == "required":
                     found.append(errors.required_input_missing(name, spec.shown_name(name)))
-            elif not isinstance(inputs[name], list) and not info.options.get("rawLink"):
-                check_values = custom is None or not custom.takes(spec.argument_name(name))
-                inputs[name], error = check_literal(name, info, inputs[name], check_values)
-                if error is not None:
-                    found.append(error)
+                continue
+            value = inputs[name]
+            if isinstance(value, list) or info.options.get("rawLink"):
+                continue
+            check_values = custom is None or not custom.takes(spec.argument_name(name))
+            kept, error = check_literal(name, info, value, check_values)
+            if kept is not value:
+                inputs[name] = kept
+            if error is not None:
+                found.append(error)
         return found
 
     # --- the node class's own check -----------------------------------------------------------
