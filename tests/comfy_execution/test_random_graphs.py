@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -10,8 +11,13 @@ from hypothesis import strategies as st
 from comfy_execution.graph_utils import GraphBuilder, is_link
 from tests.comfy_execution.support import POLICIES, Bench, NodeBase, Prompt, all_caches, make
 
+ENDS = ("execution_success", "execution_error", "execution_interrupted")
+
 runs: dict[str, int] = {}
 """Node id -> how often it ran in the current prompt."""
+
+trouble: dict[int, Callable[[], None]] = {}
+"""Number of a call in the current prompt -> what goes wrong in it."""
 
 
 class Counting(NodeBase):
@@ -32,6 +38,7 @@ class Counting(NodeBase):
 
     def run(self, me: str, **values: Any) -> Any:
         runs[me] = runs.get(me, 0) + 1
+        trouble.get(sum(runs.values()), lambda: None)()
         return self.compute(**values)
 
     def compute(self, **values: Any) -> Any:
@@ -129,13 +136,54 @@ def test_every_policy_gives_the_oracles_values_and_runs_no_node_twice(
         runs.clear()
         result = bench.run(prompt)
         assert bench.executor.success, bench.executor.status_messages[-1]
-        expected = {
-            name: [evaluate(prompt, node["inputs"]["value"])]
-            for name, node in prompt.items()
-            if node["class_type"] == "Show"
-        }
-        assert bench.values(result) == expected
+        assert bench.values(result) == expected(prompt)
         assert all(times == 1 for times in runs.values()), runs
+
+
+def expected(prompt: Prompt) -> dict[str, list[int]]:
+    """What the nodes that show something show."""
+    return {
+        name: [evaluate(prompt, node["inputs"]["value"])]
+        for name, node in prompt.items()
+        if node["class_type"] == "Show"
+    }
+
+
+def fail() -> None:
+    raise ValueError("trouble")
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.tuples(prompts(), st.integers(1, 12), st.sampled_from(["fails", "stopped", "told"])),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from(POLICIES),
+)
+def test_what_failed_or_was_stopped_leaves_only_true_results(
+    series: list[tuple[Prompt, int, str]], policy: str
+) -> None:
+    bench = Bench(all_caches()[policy], CLASSES)
+
+    def stop() -> None:
+        raise bench.flag.exception
+
+    kinds = {"fails": fail, "stopped": stop, "told": bench.flag.set}
+    for prompt, call, kind in series:
+        runs.clear()
+        trouble[call] = kinds[kind]
+        shown = bench.values(bench.run(prompt))
+        trouble.clear()
+        bench.flag.clear()
+        right = expected(prompt)
+        assert shown.items() <= right.items()
+        assert not bench.executor.success or shown == right
+        assert all(times == 1 for times in runs.values()), runs
+        ends = [name for name, _ in bench.executor.status_messages if name in ENDS]
+        assert len(ends) == 1
+        assert bench.values(bench.run(prompt)) == right  # as if nothing had happened
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
