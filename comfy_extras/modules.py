@@ -32,6 +32,7 @@ MODULES: tuple[str, ...] = (
     "nodes_pag",
     "nodes_sag",
     "nodes_slg",
+    "nodes_nag",
     "nodes_sd3",
     "nodes_freelunch",
     "nodes_hypertile",

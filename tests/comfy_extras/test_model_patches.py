@@ -19,6 +19,7 @@ from comfy_extras import (
     nodes_hypertile,
     nodes_lumina2,
     nodes_model_downscale,
+    nodes_nag,
     nodes_optimalsteps,
     nodes_pag,
     nodes_sag,
@@ -98,6 +99,48 @@ def test_pag_adds_one_call_a_step_with_the_positive(model: Any) -> None:
     assert not torch.equal(plain, guided)
     off = sample(patched(nodes_pag.PerturbedAttentionGuidance, model, 0.0))
     assert torch.equal(plain, off)
+
+
+def test_nag_leads_the_positive_away_from_the_negative(model: Any) -> None:
+    plain = sample(model, cfg=1.0)
+    model.model.calls.clear()
+    same = sample(patched(nodes_nag.NAGuidance, model, 1.0, 0.5, 1.5), cfg=1.0)
+    assert model.model.calls[0]["cond_or_uncond"] == [1, 0]
+    torch.testing.assert_close(same, plain, rtol=1e-4, atol=1e-4)
+    led = sample(patched(nodes_nag.NAGuidance, model, 5.0, 0.5, 1.5), cfg=1.0)
+    assert not torch.allclose(led, plain, atol=1e-2)
+
+
+def test_nag_follows_its_paper() -> None:
+    """Chen et al. 2025, equations 7 to 10, for each token alone."""
+    generator = torch.Generator().manual_seed(2)
+    positive, negative = (torch.randn(2, 5, 8, generator=generator) for _ in range(2))
+    made = nodes_nag.AttentionGuidance(4.0, 0.3, 1.5).cross(
+        torch.cat([negative, positive]), {"cond_or_uncond": [1, 0]}
+    )
+    assert torch.equal(made[:2], negative)
+    for item in range(2):
+        for token in range(5):
+            z, away = positive[item, token], negative[item, token]
+            far = z + 3.0 * (z - away)
+            ratio = far.abs().sum() / z.abs().sum()
+            bounded = far * min(ratio, 1.5) / ratio
+            expected = 0.3 * bounded + 0.7 * z
+            torch.testing.assert_close(made[2 + item, token], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_nag_leads_the_tokens_of_the_picture_only_and_says_when_it_cannot(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    guidance = nodes_nag.AttentionGuidance(4.0, 0.3, 1.5)
+    out = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(1))
+    both = {"cond_or_uncond": [1, 0]}
+    made = guidance.joint(out, {**both, "img_slice": [2, 6]})
+    assert torch.equal(made[:, :2], out[:, :2])
+    assert not torch.equal(made[1, 2:], out[1, 2:])
+    assert guidance.joint(out, both) is out
+    assert guidance.cross(out, {"cond_or_uncond": [0]}) is out
+    assert "no effect" in caplog.text
 
 
 def test_sag_blurs_where_the_negative_looks(model: Any) -> None:

@@ -74,7 +74,12 @@ def offered() -> dict[str, dict[str, Any]]:
 
 
 # Nodes that only this server has, and two that the recorded one lacked a package for.
-OWN_NODES = {"CLIPSetWeightInterpretation", "UpscaleModelLoader", "ImageUpscaleWithModel"}
+OWN_NODES = {
+    "NAGuidance",
+    "CLIPSetWeightInterpretation",
+    "UpscaleModelLoader",
+    "ImageUpscaleWithModel",
+}
 
 
 @pytest.fixture(scope="module")

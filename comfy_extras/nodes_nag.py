@@ -1,0 +1,118 @@
+"""Normalised attention guidance: the negative text counts inside the attention, so that it also
+works for models that run without classifier-free guidance.
+
+Source: Chen et al. 2025, https://arxiv.org/abs/2505.21179, section 3.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comfy import progress
+from comfy_api.latest import io
+from comfy_extras.extension import entrypoint_of
+
+logger = logging.getLogger(__name__)
+
+LEAST_NORM = 1e-6
+POSITIVE, NEGATIVE = 0, 1  # lists, as `cond_or_uncond` numbers them
+
+
+def normalized(
+    positive: Tensor, negative: Tensor, scale: float, alpha: float, tau: float
+) -> Tensor:
+    """Attention results [B, L, D] of the positive text, led away from those of the negative one.
+
+    Args:
+        scale: How far: 1 is the positive result itself.
+        alpha: Share of the led result in the end, 0..1.
+        tau: Greatest L1 norm of a led token, in norms of its positive one.
+    """
+    led = positive * scale - negative * (scale - 1.0)
+    norm = positive.abs().sum(-1, keepdim=True).clamp_min(LEAST_NORM)
+    ratio = led.abs().sum(-1, keepdim=True).clamp_min(LEAST_NORM) / norm
+    led = led * (ratio.clamp(max=tau) / ratio)
+    return led * alpha + positive * (1.0 - alpha)
+
+
+class AttentionGuidance:
+    """Patches of attention outputs with the settings of a node."""
+
+    def __init__(self, scale: float, alpha: float, tau: float) -> None:
+        self.settings = (scale, alpha, tau)
+        self._warned = False
+
+    def cross(self, out: Tensor, extra_options: dict[str, Any]) -> Tensor:
+        """Output of a cross-attention; the batch holds one part for each conditioning entry."""
+        order = extra_options["cond_or_uncond"]
+        if POSITIVE not in order or NEGATIVE not in order:
+            self._warn()
+            return out
+        parts = list(out.chunk(len(order)))
+        negative = parts[order.index(NEGATIVE)]
+        for place, which in enumerate(order):
+            if which == POSITIVE:
+                parts[place] = normalized(parts[place], negative, *self.settings)
+        return torch.cat(parts)
+
+    def joint(self, out: Tensor, extra_options: dict[str, Any]) -> Tensor:
+        """Output of an attention over text and picture together; only the picture's tokens are
+        led. Self-attention of a picture alone is left as it is."""
+        span = extra_options.get("img_slice")
+        if span is None:
+            return out
+        led = self.cross(out[:, span[0] : span[1]], extra_options)
+        return torch.cat([out[:, : span[0]], led, out[:, span[1] :]], dim=1)
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            progress.warn(
+                logger,
+                "normalised attention guidance had no effect in a call: it needs both texts in one "
+                "(not enough memory for that, different sizes, or --deterministic)",
+            )
+
+
+class NAGuidance(io.ComfyNode):
+    """Guidance by the negative text inside the attention."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        def number(
+            id: str, default: float, least: float, most: float, step: float, tip: str
+        ) -> Any:
+            return io.Float.Input(id, default=default, min=least, max=most, step=step, tooltip=tip)
+
+        return io.Schema(
+            node_id="NAGuidance",
+            display_name="Normalized Attention Guidance",
+            category="advanced/guidance",
+            description="Lets the negative text count in models that run at a guidance of 1.",
+            is_experimental=True,
+            inputs=[
+                io.Model.Input("model"),
+                number("nag_scale", 5.0, 0.0, 50.0, 0.1, "How strongly; 1 changes nothing."),
+                number("nag_alpha", 0.5, 0.0, 1.0, 0.01, "Share of the guided result."),
+                number("nag_tau", 1.5, 1.0, 10.0, 0.01, "Greatest growth of a token."),
+            ],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(
+        cls, model: Any, nag_scale: float, nag_alpha: float, nag_tau: float
+    ) -> io.NodeOutput:
+        guidance = AttentionGuidance(nag_scale, nag_alpha, nag_tau)
+        view = model.clone()
+        view.set_model_attn2_output_patch(guidance.cross)
+        view.set_model_attn1_output_patch(guidance.joint)
+        view.model_options["disable_cfg1_optimization"] = True
+        return io.NodeOutput(view)
+
+
+comfy_entrypoint = entrypoint_of(NAGuidance)
