@@ -15,6 +15,7 @@ from torch import Tensor
 from comfy.ldm.autoencoder.kl import AutoencoderKL
 from comfy.ldm.autoencoder.layers import AutoencoderConfig
 from comfy.ldm.autoencoder.pixels import PixelspaceConversionVAE
+from comfy.ldm.autoencoder.temporal import TemporalAutoencoder
 from comfy.ldm.taesd.model import TAESD
 from comfy.vae.spec import AutoencoderSpec
 from comfy.weights.header_hints import read_hints
@@ -22,6 +23,7 @@ from comfy.weights.header_hints import read_hints
 StateDict = Mapping[str, Tensor]
 Metadata = Mapping[str, str] | None
 USUAL_NORM_GROUPS = 32
+TEMPORAL_MARK = "decoder.mid.block_1.mix_factor"
 BASE_RESOLUTION = 1024  # any; only says at which level an attention sits
 
 
@@ -63,7 +65,7 @@ def detect_kl(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
     first = weights.get("decoder.conv_in.weight")
     if first is None or first.ndim != 4 or "decoder.mid.attn_1.q.weight" not in weights:
         return None
-    if "decoder.mid.block_1.mix_factor" in weights or "bn.running_mean" in weights:
+    if TEMPORAL_MARK in weights or "bn.running_mean" in weights:
         return None
     config = kl_config(weights, metadata)
     inner = weights.get("post_quant_conv.weight")
@@ -74,6 +76,23 @@ def detect_kl(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
         memory_encode=kl_memory_encode,
         memory_decode=kl_memory_decode,
         latent_channels=config.z_channels if embed_dim is None else embed_dim,
+        output_channels=config.out_ch,
+        downscale_ratio=config.downscale_ratio,
+        upscale_ratio=config.downscale_ratio,
+    )
+
+
+def detect_temporal(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
+    """The autoencoder of Stable Video Diffusion, whose batch is the time."""
+    if TEMPORAL_MARK not in weights:
+        return None
+    config = kl_config(weights, metadata)
+    return AutoencoderSpec(
+        name="temporal AutoencoderKL",
+        build=functools.partial(TemporalAutoencoder, config),
+        memory_encode=kl_memory_encode,
+        memory_decode=kl_memory_decode,
+        latent_channels=config.z_channels,
         output_channels=config.out_ch,
         downscale_ratio=config.downscale_ratio,
         upscale_ratio=config.downscale_ratio,
@@ -135,6 +154,7 @@ AUTOENCODERS: dict[str, Detector] = {
     "pixel_space": detect_pixel_space,
     "taesd": detect_taesd,
     "kl": detect_kl,
+    "temporal": detect_temporal,
 }
 
 
