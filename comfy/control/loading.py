@@ -7,15 +7,20 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from comfy import latent_formats
 from comfy.control.base import ControlBase
 from comfy.control.networks import ControlLora, ControlNet, T2IAdapter
 from comfy.devices import placement, precision
 from comfy.families import detection
+from comfy.families.dit_layout import read_flux_config, read_mmdit_config
+from comfy.ldm.flux.controlnet import ControlNetFlux
+from comfy.ldm.mmdit.controlnet import ControlNet as SD3ControlNet
 from comfy.ldm.t2i_adapter.model import Adapter, Adapter_light
 from comfy.ldm.unet import controlnet
 from comfy.ops import pick_operations
+from comfy.weights.diffusers_mmdit import convert_diffusers_mmdit
 from comfy.weights.errors import UnknownWeightFormatError
 from comfy.weights.fill import fill, in_words
 from comfy.weights.layout import arrange_convolutions
@@ -26,6 +31,7 @@ logger = logging.getLogger(__name__)
 StateDict = dict[str, Tensor]
 Options = Mapping[str, Any]
 CLDM_PREFIXES = ("", "control_model.")
+PIXELS_PER_CELL = 8
 POOLING_ENDINGS = ("_shuffle", "_shuffle_fp16")  # networks that were trained without positions
 
 
@@ -50,7 +56,8 @@ def load_controlnet(
         raise UnknownWeightFormatError(
             ckpt_path,
             f"no known control network: it holds {in_words(sorted(weights))}",
-            "choose a ControlNet, Control-LoRA or T2I adapter of Stable Diffusion 1.x, 2.x or SDXL",
+            "choose a ControlNet, Control-LoRA or T2I adapter of Stable Diffusion 1.x, 2.x or "
+            "SDXL, or a ControlNet of Stable Diffusion 3 or FLUX.1",
         )
     return control
 
@@ -133,6 +140,86 @@ def _load_cldm(
     )
 
 
+def _load_flux(
+    weights: StateDict, options: Options, metadata: Mapping[str, str] | None
+) -> ControlBase | None:
+    """A ControlNet of FLUX, under the names of FLUX (XLabs) or of diffusers (InstantX)."""
+    del metadata
+    is_diffusers = "controlnet_x_embedder.weight" in weights
+    own = _native(weights) if is_diffusers else weights
+    if own is None or "controlnet_blocks.0.weight" not in own:
+        return None
+    config = read_flux_config(own)
+    if config is None:
+        return None
+    hint_channels = None
+    if is_diffusers:
+        hint_channels = own["pos_embed_input.weight"].shape[1] // config["patch_size"] ** 2
+        modes = own.get("controlnet_mode_embedder.weight")
+        config["num_union_modes"] = 0 if modes is None else modes.shape[0]
+    sizes = {**config, "latent_input": is_diffusers, "control_latent_channels": hint_channels}
+    return _transformer_control(
+        ControlNetFlux,
+        sizes,
+        own,
+        options,
+        compression_ratio=1 if is_diffusers else PIXELS_PER_CELL,
+        latent_format=latent_formats.Flux() if is_diffusers else None,
+        concat_mask=hint_channels is not None and hint_channels != config["in_channels"],
+        extra_conds=("y", "guidance"),
+    )
+
+
+def _load_sd3(
+    weights: StateDict, options: Options, metadata: Mapping[str, str] | None
+) -> ControlBase | None:
+    """A ControlNet of Stable Diffusion 3, under the names of diffusers or our own."""
+    del metadata
+    own = _native(weights) or weights
+    config = read_mmdit_config(own) if "pos_embed_input.proj.weight" in own else None
+    if config is None:
+        return None
+    hint_channels = own["pos_embed_input.proj.weight"].shape[1]
+    space = latent_formats.SD3()
+    space.shift_factor = 0  # these networks were trained without it
+    return _transformer_control(
+        SD3ControlNet,
+        {**config, "control_latent_channels": hint_channels},
+        own,
+        options,
+        compression_ratio=1,
+        latent_format=space,
+        concat_mask=hint_channels != config["in_channels"],
+    )
+
+
+def _native(weights: StateDict) -> StateDict | None:
+    """Weights of the diffusers library under our names, with those that have the same in both."""
+    converted = convert_diffusers_mmdit(weights)
+    return None if converted is None else {**weights, **converted}
+
+
+def _transformer_control(
+    kind: Callable[..., nn.Module],
+    sizes: Mapping[str, Any],
+    weights: StateDict,
+    options: Options,
+    **facts: Any,
+) -> ControlNet:
+    """A transformer ControlNet, built and filled."""
+    load_device = options.get("load_device") or placement.get_torch_device()
+    dtype = options.get("dtype") or precision.unet_dtype(
+        device=load_device,
+        model_params=calculate_parameters(weights),
+        weight_dtype=weight_dtype(weights),
+    )
+    cast = precision.unet_manual_cast(dtype, load_device)
+    operations = options.get("custom_operations") or pick_operations(dtype, cast)
+    network = kind(**sizes, dtype=dtype, device="meta", operations=operations)
+    fill(network, weights, "ControlNet")
+    return ControlNet(network.eval(), load_device=load_device, manual_cast_dtype=cast, **facts)
+
+
 def _load_t2i(
     weights: StateDict, options: Options, metadata: Mapping[str, str] | None
 ) -> ControlBase | None:
@@ -185,4 +272,6 @@ KINDS: dict[str, Loader] = {
     "control-lora": _load_lora,
     "controlnet": _load_cldm,
     "t2i-adapter": _load_t2i,
+    "flux": _load_flux,
+    "sd3": _load_sd3,
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from comfy.families import MODEL_FAMILIES, diffusers_layout
 from comfy.families.family import ModelFamily, StateDict
+from comfy.weights.diffusers_mmdit import convert_diffusers_mmdit
 from comfy.weights.header_hints import read_hints
 
 # Where checkpoints keep the diffusion network, and how many keys must be there to believe it.
@@ -95,11 +96,15 @@ def unet_config_from_diffusers_unet(
 def from_diffusers(
     state_dict: StateDict, metadata: Mapping[str, str] | None = None
 ) -> tuple[ModelFamily, StateDict] | None:
-    """Family and weights, under their usual names, of a UNet file of the diffusers library.
+    """Family and weights, under their usual names, of a network file of the diffusers library.
 
     Returns:
         None for a file in another layout or of no known family.
     """
+    transformer = convert_diffusers_mmdit(state_dict)
+    if transformer is not None:
+        found = model_config_from_unet(transformer, "", metadata=metadata)
+        return None if found is None else (found, transformer)
     config = diffusers_layout.read_config(state_dict)
     family = None if config is None else model_config_from_unet_config(config)
     if config is None or family is None:

@@ -89,12 +89,16 @@ def read_flux_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict
             f"{prefix}img_in.weight makes {width} channels, which heads of {head_size} channels "
             f"({prefix}{FLUX_MARK}) do not divide"
         )
+    channels = patch_channels // patch**2
+    made = channels
+    if "final_layer.linear.weight" in shapes:  # control networks have none
+        made = shapes["final_layer.linear.weight"][0] // patch**2
     has_vector = "vector_in.in_layer.weight" in shapes
     has_text_norm = "txt_norm.scale" in shapes
     return {
         "image_model": "flux",
-        "in_channels": patch_channels // patch**2,
-        "out_channels": shapes["final_layer.linear.weight"][0] // patch**2,
+        "in_channels": channels,
+        "out_channels": made,
         "patch_size": patch,
         "vec_in_dim": shapes["vector_in.in_layer.weight"][1] if has_vector else None,
         "context_in_dim": text_width,

@@ -286,3 +286,54 @@ def test_a_header_may_not_lie_about_a_head(golden_folder: Path, tmp_path: Path) 
     with pytest.raises((IncompleteWeightsError, loading.BrokenCheckpointError), match="12"):
         loading.load_diffusion_model(write_network(net, tmp_path / "net.safetensors"))
     assert json.dumps(net.constructor)
+
+
+@torch.inference_mode()
+def test_a_lora_in_the_librarys_names_changes_a_view_only(
+    golden_folder: Path, tmp_path: Path
+) -> None:
+    net = golden(golden_folder, "flux")
+    patcher = loading.load_diffusion_model(write_network(net, tmp_path / "net.safetensors"))
+    patcher.model.latent_format.latent_channels = 4  # as the recorded network has them
+    generator = torch.Generator().manual_seed(1)
+    root = "transformer.single_transformer_blocks.0.attn.to_k"
+    lora = {
+        f"{root}.lora_A.weight": torch.randn(2, 32, generator=generator),
+        f"{root}.lora_B.weight": torch.randn(32, 2, generator=generator),
+    }
+    view, _ = loading.load_lora_for_models(patcher, None, lora, 1.0, 0.0)
+    assert view is not None
+    latent = {"samples": torch.zeros(1, 4, 8, 8)}
+    cond = [[net.inputs["context"][:1], {"pooled_output": net.inputs["y"][:1]}]]
+
+    def run(model: Any) -> Tensor:
+        out = common_ksampler(model, 3, 2, 1.0, "euler", "simple", cond, cond, latent)
+        return out[0]["samples"]
+
+    plain = run(patcher)
+    assert not torch.allclose(run(view), plain)
+    assert torch.equal(run(patcher), plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+@torch.inference_mode()
+def test_files_in_small_number_types_sample_nearly_the_same(
+    dtype: torch.dtype, golden_folder: Path, tmp_path: Path
+) -> None:
+    net = golden(golden_folder, "flux")
+    cond = [[net.inputs["context"][:1], {"pooled_output": net.inputs["y"][:1]}]]
+    latent = {"samples": torch.zeros(1, 4, 8, 8)}
+
+    def run(name: str) -> Tensor:
+        path = write_network(net, tmp_path / f"{name}.safetensors")
+        model = loading.load_diffusion_model(path)
+        model.model.latent_format.latent_channels = 4  # as the recorded network has them
+        steps = (model, 3, 2, 1.0, "euler", "simple")
+        return common_ksampler(*steps, cond, cond, latent)[0]["samples"]
+
+    whole = run("whole")
+    net.weights = {key: value.to(dtype) for key, value in net.weights.items()}
+    small = run("small")
+    assert small.isfinite().all()
+    # Three bits of mantissa leave an error of 1/16 a weight.
+    assert (small - whole).std() < 0.2 * whole.std()
