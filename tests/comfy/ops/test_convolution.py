@@ -105,6 +105,17 @@ def test_weights_in_the_usual_layout_and_other_types_stay_with_the_library() -> 
     assert not convolution.is_faster_as_product(layer, x, layer.weight.double())
 
 
+@pytest.mark.parametrize(
+    ("side", "channels", "expected"),
+    [(4, 160, True), (6, 160, False), (16, 520, True), (4, 140, False)],
+)
+def test_the_fewer_positions_the_smaller_a_kernel_pays(
+    side: int, channels: int, expected: bool
+) -> None:
+    layer, x = conv(channels, channels, padding=1), torch.empty(2, channels, side, side)
+    assert convolution.is_faster_as_product(layer, x, layer.weight) is expected
+
+
 def test_a_policy_leaves_everything_to_the_library() -> None:
     layer, x = conv(WIDE, WIDE, padding=1), torch.empty(1, WIDE, 4, 4)
     install_runtime(build_runtime(MemoryPolicy(cpu=True), PrecisionPolicy(tune_cpu=False)))
