@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 Offset = tuple[int, int, int]
 """(axis, start, length) of the part of a weight that a patch changes."""
 
+FAILED_DEVICE = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
+"""What a device raises that says nothing about the patch; torch before 2.8 has only the first."""
+
 Patch = tuple[float, Any, float, "Offset | None", "Callable[[torch.Tensor], torch.Tensor] | None"]
 
 
@@ -54,6 +57,9 @@ def calculate_weight(
         except AdapterError as error:  # the public contract: one bad key leaves the others alone
             logger.error("weight left unchanged: %s", error)
             continue
+        if changed is None:  # how adapters of custom nodes say that they cannot
+            logger.warning("'%s': %s changed nothing", key, type(patch[1]).__name__)
+            continue
         if offset is None:
             weight = changed
         elif changed is not part:
@@ -75,30 +81,44 @@ def _apply(
     key: str,
     dtype: torch.dtype,
     original_weights: Mapping[str, Any] | None,
-) -> torch.Tensor:
-    """One patch on one weight (or slice of it)."""
+) -> torch.Tensor | None:
+    """One patch on one weight (or slice of it); None when the adapter gives none."""
     strength, value, strength_model, offset, function = patch
     function = function or unchanged
     if isinstance(value, list):
         value = (_weight_of_other_model(value, weight, key, dtype),)
     if isinstance(value, WeightAdapterBase):
-        return value.calculate_weight(
-            weight, key, strength, strength_model, offset, function, dtype
-        )
+        return _adapted(value, weight, key, strength, strength_model, offset, function, dtype)
     kind, content = ("diff", value) if len(value) == 1 else (value[0], value[1])
     if kind == "diff":
         return _add_difference(weight, content, key, strength, function)
     if kind == "set":
         return weight.copy_(content[0])
     if kind == "model_as_lora":
-        return _add_model_difference(weight, content, key, strength, dtype, original_weights)
+        change = _model_difference(weight, content, key, dtype, original_weights)
+        return weight.add_(function(change * strength))
     for adapter in ADAPTERS:
         if adapter.name == kind:
-            return adapter(set(), content).calculate_weight(
-                weight, key, strength, strength_model, offset, function, dtype
-            )
+            made = adapter(set(), content)
+            return _adapted(made, weight, key, strength, strength_model, offset, function, dtype)
     known = ", ".join(["diff", "set", "model_as_lora", *(a.name for a in ADAPTERS)])
     raise AdapterError(f"'{key}': unknown kind of patch {kind!r}; known: {known}")
+
+
+def _adapted(
+    adapter: WeightAdapterBase, weight: torch.Tensor, key: str, *arguments: Any
+) -> torch.Tensor | None:
+    """The weight changed by an adapter.
+
+    Raises:
+        AdapterError: Also for what torch says about tensors that do not go together.
+    """
+    try:
+        return adapter.calculate_weight(weight, key, *arguments)
+    except (*FAILED_DEVICE, AdapterError):
+        raise
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise AdapterError(f"'{key}': {type(adapter).__name__} does not fit: {error}") from error
 
 
 def _weight_of_other_model(
@@ -114,11 +134,11 @@ def _add_difference(
     weight: torch.Tensor, content: Any, key: str, strength: float, function: Any
 ) -> torch.Tensor:
     difference = content[0]
-    if strength == 0.0:
-        return weight
     padded = len(content) > 1 and bool(content[1].get("pad_weight", False))
     if padded and difference.shape != weight.shape:
         weight = pad_to_shape(weight, tuple(difference.shape))
+    if strength == 0.0:
+        return weight
     if difference.shape != weight.shape:
         raise AdapterError(
             f"'{key}': difference of {tuple(difference.shape)} does not fit weight "
@@ -128,16 +148,16 @@ def _add_difference(
     return weight.add_(function(difference * strength))
 
 
-def _add_model_difference(
+def _model_difference(
     weight: torch.Tensor,
     content: Any,
     key: str,
-    strength: float,
     dtype: torch.dtype,
     original_weights: Mapping[str, Any] | None,
 ) -> torch.Tensor:
+    """What another model has more than the unpatched weight, in the weight's type."""
     if original_weights is None or key not in original_weights:
         raise AdapterError(f"'{key}': the unpatched weight is needed and was not given")
     target = casting.cast_to_device(content[0], weight.device, dtype)
     original = casting.cast_to_device(original_weights[key][0][0], weight.device, dtype)
-    return weight.add_((target - original).to(weight.dtype), alpha=strength)
+    return (target - original).to(weight.dtype)

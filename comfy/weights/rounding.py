@@ -6,6 +6,8 @@ bits come from the weight's key, so that the same patches give the same bytes ev
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 
 SLICE_ELEMENTS = 4096 * 4096
@@ -16,6 +18,13 @@ _CRC32_POLYNOMIAL = 0xEDB88320
 
 def string_to_seed(data: str) -> int:
     """CRC-32 over the character codes of a text (not its bytes), as an unsigned number."""
+    try:
+        return zlib.crc32(data.encode("latin-1"))  # codes below 256 are bytes
+    except UnicodeEncodeError:
+        return _crc32_of_codes(data)
+
+
+def _crc32_of_codes(data: str) -> int:
     crc = 0xFFFFFFFF
     for character in data:
         crc ^= ord(character)
@@ -39,7 +48,7 @@ def stochastic_rounding(value: torch.Tensor, dtype: torch.dtype, seed: int = 0) 
     generator = torch.Generator(device=value.device)
     generator.manual_seed(seed)
     out = torch.empty_like(value, dtype=dtype)
-    slices = max(1, value.numel() // SLICE_ELEMENTS)
+    slices = max(1.0, value.numel() / SLICE_ELEMENTS)
     step = max(1, round(value.shape[0] / slices)) if value.ndim else 1
     if value.ndim == 0:
         return _round_to_float8(value, dtype, generator)
