@@ -29,6 +29,9 @@ PREVIEW_FORMAT = "JPEG"
 PREVIEW_INTERVAL_S = 0.1
 """Shortest time between two previews of a run; the last step is always shown."""
 
+STRIP_FRAMES = 4
+"""Frames of a video that its preview shows."""
+
 PreviewImage = tuple[str, Image.Image, int | None]
 StepCallback = Callable[[int, Tensor, Tensor, int], None]
 
@@ -151,6 +154,31 @@ def _decoder(path: str, channels: int) -> TAESD:
     return taesd
 
 
+def preview_of(previewer: LatentPreviewer, x0: Any) -> PreviewImage:
+    """The preview of a clean estimate.
+
+    Of latents sampled together the first is shown; of a video, frames from its start to its end
+    side by side.
+
+    Args:
+        x0: [B, C, H, W], [B, C, T, H, W] or a nested latent.
+    """
+    if getattr(x0, "is_nested", False):
+        x0 = x0.unbind()[0]
+    makes_images = type(previewer).decode_latent_to_preview_image
+    if makes_images is not LatentPreviewer.decode_latent_to_preview_image:  # knows better
+        return previewer.decode_latent_to_preview_image(PREVIEW_FORMAT, x0)
+    count = min(x0.shape[2], STRIP_FRAMES) if x0.ndim == 5 else 1
+    if count < 2:
+        return previewer.decode_latent_to_preview_image(PREVIEW_FORMAT, x0)
+    places = [round(number * (x0.shape[2] - 1) / (count - 1)) for number in range(count)]
+    frames = [previewer.decode_latent_to_preview(x0[:1, :, place : place + 1]) for place in places]
+    strip = Image.new("RGB", (sum(frame.width for frame in frames), frames[0].height))
+    for number, frame in enumerate(frames):
+        strip.paste(frame, (number * frame.width, 0))
+    return (PREVIEW_FORMAT, strip, args.preview_size)
+
+
 def prepare_callback(
     model: Any, steps: int, x0_output_dict: dict[str, Tensor] | None = None
 ) -> StepCallback:
@@ -180,9 +208,7 @@ def prepare_callback(
         preview, now_s = None, time.monotonic()
         if previewer is not None and (now_s >= next_preview_s or step + 1 >= total_steps):
             next_preview_s = now_s + PREVIEW_INTERVAL_S
-            if getattr(x0, "is_nested", False):  # latents sampled together: the first is shown
-                x0 = x0.unbind()[0]
-            preview = previewer.decode_latent_to_preview_image(PREVIEW_FORMAT, x0)
+            preview = preview_of(previewer, x0)
         bar.update_absolute(step + 1, total_steps, preview)
 
     return callback

@@ -171,3 +171,29 @@ def test_without_noise_the_latent_is_the_start(model: Any) -> None:
     source = first(nodes.DisableNoise.execute())
     assert source.seed == 0
     assert source.generate_noise({"samples": torch.ones(1, 4, 2, 2)}).abs().sum() == 0
+
+
+@pytest.mark.parametrize("add_noise", [True, False])
+def test_a_nested_latent_goes_through_the_nodes(add_noise: bool) -> None:
+    from comfy import latent_formats
+    from comfy.nested_tensor import NestedTensor
+    from tests.comfy.sampling.test_every_run import AnyShapeModel
+
+    space = latent_formats.LatentFormat()
+    space.latent_rgb_factors = latent_formats.Wan21().latent_rgb_factors
+    model = patcher(AnyShapeModel("FLOW", {"shift": 3.0}, space))
+    shapes = [(1, 16, 3, 4, 6), (1, 8, 5)]
+    latent = {"samples": NestedTensor([torch.full(shape, 0.2) for shape in shapes])}
+    source = nodes.RandomNoise.execute(3) if add_noise else nodes.DisableNoise.execute()
+    guider = first(nodes.CFGGuider.execute(model, conditioning([0.1]), conditioning([0.0]), 2.0))
+    output = nodes.SamplerCustomAdvanced.execute(
+        noise=first(source),
+        guider=guider,
+        sampler=first(nodes.KSamplerSelect.execute("euler")),
+        sigmas=torch.tensor([0.9, 0.5, 0.0]),
+        latent_image=latent,
+    )
+    for result in (output[0], output[1]):
+        members = result["samples"].unbind()
+        assert [tuple(member.shape) for member in members] == shapes
+        assert all(torch.isfinite(member).all() for member in members)

@@ -86,6 +86,38 @@ class Patcher:
         latent_format = latent_formats.SD15()
 
 
+@pytest.mark.parametrize(("frames", "shown"), [(1, [0]), (2, [0, 1]), (9, [0, 3, 5, 8])])
+def test_a_video_is_shown_as_a_strip_of_frames(frames: int, shown: list[int]) -> None:
+    previewer = latent_preview.get_previewer(CPU, latent_formats.Wan21())
+    assert previewer is not None
+    x0 = torch.randn(1, 16, frames, 4, 6, generator=torch.Generator().manual_seed(1))
+    _, strip, _ = latent_preview.preview_of(previewer, x0)
+    assert strip.size == (6 * len(shown), 4)
+    for number, place in enumerate(shown):
+        alone = previewer.decode_latent_to_preview(x0[:, :, place : place + 1])
+        part = strip.crop((number * 6, 0, number * 6 + 6, 4))
+        assert part.tobytes() == alone.tobytes()
+
+
+def test_a_previewer_that_makes_its_own_images_is_asked_for_them() -> None:
+    class Own(latent_preview.Latent2RGBPreviewer):
+        def decode_latent_to_preview_image(self, preview_format: str, x0: Tensor) -> Any:
+            return (preview_format, "own", x0.ndim)
+
+    x0 = torch.zeros(1, 16, 9, 4, 6)
+    factors = latent_formats.Wan21().latent_rgb_factors
+    assert latent_preview.preview_of(Own(factors), x0) == ("JPEG", "own", 5)
+
+
+def test_of_latents_sampled_together_the_first_is_shown() -> None:
+    from comfy.nested_tensor import NestedTensor
+
+    previewer = latent_preview.get_previewer(CPU, latent_formats.Wan21())
+    assert previewer is not None
+    nested = NestedTensor([torch.zeros(1, 16, 1, 4, 6), torch.zeros(1, 8, 5)])
+    assert latent_preview.preview_of(previewer, nested)[1].size == (6, 4)
+
+
 def test_the_callback_moves_the_bar_and_hands_over_the_picture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
