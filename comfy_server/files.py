@@ -8,6 +8,7 @@ even a picture format that can hold script (SVG) stays inert when opened on its 
 from __future__ import annotations
 
 import mimetypes
+import os
 from pathlib import Path
 from urllib.parse import quote
 
@@ -114,11 +115,21 @@ def safe_headers(name: str, kind: str, request: web.Request) -> dict[str, str]:
     }
 
 
+class _StoredFile(web.FileResponse):
+    """A file as it is: a neighbour `<name>.gz`, stored by whomever, is not its compressed form."""
+
+    def _get_file_path_stat_encoding(
+        self, _: str
+    ) -> tuple[Path | None, os.stat_result, str | None]:
+        # the library looks for such neighbours and has no switch for it
+        return super()._get_file_path_stat_encoding("")
+
+
 def stranger_file(path: Path, request: web.Request, name: str | None = None) -> web.FileResponse:
     """A file from input, output, temp or user data, with ranges and ETag."""
     shown_name = path.name if name is None else name
     headers = safe_headers(shown_name, content_type(shown_name), request)
-    return web.FileResponse(path, headers=headers)
+    return _StoredFile(path, headers=headers)
 
 
 def trusted_file(path: Path, headers: dict[str, str] | None = None) -> web.FileResponse:

@@ -28,6 +28,7 @@ DEFAULT_USER = "default"
 EDITOR_FOLDERS = ("workflows", "subgraphs", "keybindings")
 SETTINGS_FILE = "comfy.settings.json"
 MAX_USER_NAME = 100
+PROTOTYPE = "__proto__"  # scripts that copy such a key change what all their objects inherit
 
 
 class UnknownUserError(KeyError):
@@ -156,7 +157,10 @@ class UserManager:
         except (OSError, ValueError) as error:
             logger.warning("the settings in %s cannot be read: %s", path, error)
             return {}
-        return stored if isinstance(stored, dict) else {}
+        if not isinstance(stored, dict):
+            return {}
+        stored.pop(PROTOTYPE, None)
+        return stored
 
     def merge_settings(self, user_id: str, changes: dict[str, Any]) -> None:
         """Stores changed settings over the old ones; concurrent changes do not lose each other."""

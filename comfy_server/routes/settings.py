@@ -11,10 +11,9 @@ from comfy_server.auth import bounded_user
 from comfy_server.describe import ANYTHING, EMPTY, OBJECT, describe, ref
 from comfy_server.services import SERVER, USERS
 from comfy_server.strict_json import BadJson, json_response, read_json, read_object
+from comfy_server.users import PROTOTYPE
 
 routes = web.RouteTableDef()
-
-PROTOTYPE = "__proto__"  # scripts that copy such a key change what all their objects inherit
 
 
 @routes.get("/settings")

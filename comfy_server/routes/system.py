@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 from aiohttp import web
@@ -16,8 +18,18 @@ from comfy_server.strict_json import json_response
 # The version of the public interface that is spoken here. The editor marks core nodes with it, and
 # clients compare it with the one they need.
 INTERFACE_VERSION = "0.8.0"
+TEMPLATES = "comfyui-workflow-templates-core"
 
 routes = web.RouteTableDef()
+
+
+@cache
+def _version_of(distribution: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @routes.get("/system_stats")
@@ -33,8 +45,8 @@ async def get_stats(request: web.Request) -> web.Response:
         "comfyui_version": INTERFACE_VERSION,
         "latentloom_version": options.version,
         "required_frontend_version": None,
-        "installed_templates_version": None,
-        "required_templates_version": None,
+        "installed_templates_version": _version_of(TEMPLATES),
+        "required_templates_version": _version_of(TEMPLATES),
         "python_version": sys.version,
         "pytorch_version": None,
         "embedded_python": False,

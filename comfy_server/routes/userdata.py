@@ -20,6 +20,7 @@ from comfy_server.paths import PathRefused, resolve_below
 from comfy_server.services import SERVER, USERS
 from comfy_server.strict_json import error_response, json_response
 from comfy_server.user_files import Listing, write_atomically
+from comfy_server.users import UnknownUserError
 
 routes = web.RouteTableDef()
 
@@ -74,7 +75,10 @@ async def list_files(request: web.Request) -> web.Response:
 @describe(OBJECTS, query={"path": TEXT}, answers={400: ref("Error"), 404: ref("Error")})
 async def list_tree(request: web.Request) -> web.Response:
     """Everything below a folder, folders included."""
-    root = _root(request)
+    try:
+        root = _root(request)
+    except UnknownUserError as error:  # the public contract: 401 elsewhere, 403 here
+        return error_response(403, str(error.args[0]))
     if not root.is_dir():
         return json_response([])
     try:

@@ -201,6 +201,9 @@ async def test_a_setting_cannot_be_called_like_the_prototype(client: Client) -> 
     assert (await client.post("/settings", data=b'{"__proto__":{"x":1}}')).status == 400
     assert (await client.post("/settings/__proto__", data=b"1")).status == 400
     assert await (await client.get("/settings")).json() == {}
+    planted = b'{"__proto__":{"x":1},"a":2}'
+    assert (await client.post("/userdata/comfy.settings.json", data=planted)).status == 200
+    assert await (await client.get("/settings")).json() == {"a": 2}
 
 
 # -- pictures -----------------------------------------------------------------------------------
@@ -459,3 +462,15 @@ async def test_of_too_many_connections_the_idle_ones_are_cut() -> None:
     connections.sweep(many)  # type: ignore[arg-type]
     assert sum(transport.is_cut for transport in many) == 3
     assert most_connections() >= FEWEST
+
+
+@pytest.mark.parametrize("suffix", ["gz", "br", "zst"])
+async def test_a_stored_neighbour_is_never_sent_for_a_file(
+    client: Client, tempting: Path, suffix: str
+) -> None:
+    for folder in ("output", "user/default"):
+        (tempting / folder / "a.txt").write_bytes(b"mine")
+        (tempting / folder / f"a.txt.{suffix}").symlink_to(tempting / "secret.txt")
+    for path in ("/view?filename=a.txt", "/userdata/a.txt"):
+        answer = await client.get(path, headers={"Accept-Encoding": "gzip, br, zstd"})
+        assert (await answer.read(), answer.headers.get("Content-Encoding")) == (b"mine", None)
