@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling as compiling
 from torch.nn import functional as F
 
 from comfy.devices import precision
@@ -49,7 +50,10 @@ def _is_ordinary(layer: Any) -> bool:
 
 
 def _are_few(positions: int, elements: int) -> bool:
-    return any(0 < positions <= most and elements >= least for most, least in BOUNDS)
+    # Compiled code is made anew for each side of a bound that it asks about: the small gain is
+    # not worth that.
+    bounds = BOUNDS[1:] if compiling() else BOUNDS
+    return any(elements >= least and 0 < positions <= most for most, least in bounds)
 
 
 def _positions(layer: Any, x: Tensor) -> int:

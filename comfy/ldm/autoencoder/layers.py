@@ -126,7 +126,7 @@ class ResnetBlock(nn.Module):
         del temb
         h = self.conv1(nonlinearity(self.norm1(x)))
         h = self.conv2(self.dropout(nonlinearity(self.norm2(h))))
-        return h + (x if self.in_channels == self.out_channels else self.nin_shortcut(x))
+        return h.add_(x if self.in_channels == self.out_channels else self.nin_shortcut(x))
 
 
 def vae_attention() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -156,7 +156,7 @@ class AttnBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
-        return x + self.proj_out(self.optimized_attention(self.q(h), self.k(h), self.v(h)))
+        return self.proj_out(self.optimized_attention(self.q(h), self.k(h), self.v(h))).add_(x)
 
 
 class Downsample(nn.Module):
