@@ -20,6 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# A longer schedule would take memory and time for levels that nobody can tell apart.
+LONGEST_SCHEDULE = 1_000_000
+
 
 def append_zero(sigmas: Tensor) -> Tensor:
     """Add the clean level at the end."""
@@ -30,8 +33,8 @@ def simple_scheduler(model_sampling: Any, steps: int) -> Tensor:
     """Every (n / steps)-th entry of the model's table, from the top."""
     table = model_sampling.sigmas
     stride = len(table) / steps
-    picks = [float(table[-(1 + int(step * stride))]) for step in range(steps)]
-    return torch.FloatTensor([*picks, 0.0])
+    places = [len(table) - 1 - int(step * stride) for step in range(steps)]
+    return append_zero(table.cpu().float()[places])
 
 
 def ddim_scheduler(model_sampling: Any, steps: int) -> Tensor:
@@ -230,7 +233,19 @@ def sigmas_for_denoise(
         return schedule(steps)
     if denoise <= 0.0:
         return torch.FloatTensor([])
-    return schedule(int(steps / denoise))[-(steps + 1) :]
+    return schedule(_whole_steps(steps, denoise))[-(steps + 1) :]
+
+
+def _whole_steps(steps: int, denoise: float) -> int:
+    """Steps of a whole schedule of which `steps` are the share `denoise`."""
+    total = int(steps / denoise)
+    if total > LONGEST_SCHEDULE:
+        raise ValueError(
+            f"{steps} steps at a denoise of {denoise:g} are the end of a schedule of {total} "
+            f"steps, and {LONGEST_SCHEDULE} are the most; use a denoise of "
+            f"{steps / LONGEST_SCHEDULE:g} or more"
+        )
+    return total
 
 
 def basic_schedule(model_sampling: Any, scheduler_name: str, steps: int, denoise: float) -> Tensor:
@@ -241,5 +256,5 @@ def basic_schedule(model_sampling: Any, scheduler_name: str, steps: int, denoise
     """
     if denoise <= 0.0:
         return torch.FloatTensor([])
-    total = steps if denoise >= 1.0 else int(steps / denoise)
+    total = steps if denoise >= 1.0 else _whole_steps(steps, denoise)
     return calculate_sigmas(model_sampling, scheduler_name, total).cpu()[-(steps + 1) :]

@@ -117,6 +117,16 @@ def test_no_schedule_has_nan_or_ascends(
     assert sigmas[-1] == 0
 
 
+def test_a_denoise_next_to_nothing_is_refused(samplings: dict[str, Any]) -> None:
+    sampling = samplings["eps_sd15"]
+    with pytest.raises(ValueError, match="use a denoise of 2e-05 or more"):
+        schedules.basic_schedule(sampling, "simple", 20, 1e-9)
+    model = SimpleNamespace(get_model_object=lambda name: sampling)
+    with pytest.raises(ValueError, match="schedule of 20000000000 steps"):
+        KSampler(model, 20, None, "euler", "karras", 1e-9)
+    assert len(KSampler(model, 20, None, "euler", "simple", 1e-4).sigmas) == 21
+
+
 def test_an_unknown_scheduler_is_named_with_the_known_ones(samplings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"unknown scheduler 'karas'; known: simple, .*karras"):
         schedules.calculate_sigmas(samplings["eps_sd15"], "karas", 20)
