@@ -29,6 +29,7 @@ RESULTS = {
     "execution_interrupted": "interrupted",
 }
 NODE_SECONDS = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 SWITCHING_PROTOCOLS = 101
 REQUEST_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
 
@@ -137,7 +138,8 @@ def measure(metrics: Callable[[], Metrics]) -> Middleware:
             return response
         finally:
             route = _route(request)
-            metrics().requests.labels(request.method, route, str(status)).inc()
+            method = request.method if request.method in METHODS else "other"
+            metrics().requests.labels(method, route, str(status)).inc()
             if status != SWITCHING_PROTOCOLS:
                 metrics().request_seconds.labels(route).observe(time.perf_counter() - started)
 

@@ -13,6 +13,7 @@ from comfy_server.outbox import TextFrame
 KEPT_BYTES = 4 * 1024 * 1024
 KEPT_STREAMS = 500
 KEPT_AFTER_CLOSE_S = 300.0
+KEPT_BYTES_OF_CLOSED = 256 * 1024 * 1024
 
 
 class Stream:
@@ -25,6 +26,11 @@ class Stream:
         self._kept_bytes = kept_bytes
         self._frames: deque[TextFrame] = deque()  # the last one has the number `sequence`
         self._bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What the kept frames take."""
+        return self._bytes
 
     def number(self, frame: str) -> TextFrame:
         """Gives the frame the next number and keeps it."""
@@ -72,8 +78,14 @@ class Streams:
 
     def _forget(self) -> None:
         horizon = self._clock() - KEPT_AFTER_CLOSE_S
+        closed = [
+            (s, stream) for s, stream in self._streams.items() if stream.closed_at is not None
+        ]
         surplus = len(self._streams) - KEPT_STREAMS
-        for sid, stream in list(self._streams.items()):
-            if stream.closed_at is not None and (stream.closed_at < horizon or surplus > 0):
+        surplus_bytes = sum(stream.size_bytes for _, stream in closed) - KEPT_BYTES_OF_CLOSED
+        for sid, stream in closed:
+            is_old = stream.closed_at is not None and stream.closed_at < horizon
+            if is_old or surplus > 0 or surplus_bytes > 0:
                 del self._streams[sid]
                 surplus -= 1
+                surplus_bytes -= stream.size_bytes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from comfy_server.streams import KEPT_AFTER_CLOSE_S, KEPT_STREAMS, Stream, Streams
 
 
@@ -48,3 +50,14 @@ def test_many_closed_streams_make_room_for_new_ones() -> None:
         streams.close(streams.open(str(number)))
     assert "0" not in streams
     assert str(KEPT_STREAMS + 49) in streams
+
+
+def test_closed_streams_are_bounded_in_bytes_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comfy_server.streams.KEPT_BYTES_OF_CLOSED", 250)
+    streams = Streams()
+    for name in "abc":
+        stream = streams.open(name)
+        stream.number('{"x":"' + "y" * 80 + '"}')
+        streams.close(stream)
+    streams.open("d")
+    assert [name for name in "abcd" if name in streams] == ["b", "c", "d"]
