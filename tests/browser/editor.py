@@ -31,6 +31,13 @@ _DROP = """([content, name, type]) => {
     for (const kind of ["dragenter", "dragover", "drop"])
         document.getElementById("graph-canvas").dispatchEvent(new DragEvent(kind, place));
 }"""
+_PASTE = """([content, name, type]) => {
+    const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+    const clipboardData = new DataTransfer();
+    clipboardData.items.add(new File([bytes], name, { type }));
+    document.dispatchEvent(
+        new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+}"""
 _COLOURS = """([id, points]) => {
     const image = window.app.graph.getNodeById(id).imgs[0];
     const canvas = new OffscreenCanvas(image.naturalWidth, image.naturalHeight);
@@ -61,8 +68,7 @@ class Watch:
     # Files that need not exist, as the interface's description says where it names the route.
     OPTIONAL = re.compile(
         r"GET (/user\.css|/api/userdata/user\.css|/api/userdata/comfy\.templates\.json"
-        r"|/api/userdata/workflows%2F\.index\.json|/api/userdata"
-        r"|/templates/.*\.(webp|jpe?g|png|svg|mp4|webm|mp3)"
+        r"|/api/userdata/workflows%2F\.index\.json"
         r"|/api/experiment/models/preview/.*|/api/view_metadata/.*)"
     )
 
@@ -103,10 +109,9 @@ class Watch:
     def _on_console(self, message: Any) -> None:
         source = (message.location or {}).get("url", "")
         is_ours = not source or source.startswith(self.origin)
-        # A failed request is counted where its status and address are known; the second text is
-        # the template browser's word for a thumbnail that is not there.
-        repeated = ("Failed to load resource", "Failed to fetch: 404")
-        if message.type == "error" and is_ours and not message.text.startswith(repeated):
+        # A failed request is counted where its status and address are known.
+        is_repeated = message.text.startswith("Failed to load resource")
+        if message.type == "error" and is_ours and not is_repeated:
             self._complain(f"console: {message.text} ({source})")
 
     def _on_exception(self, error: Any) -> None:
@@ -230,11 +235,33 @@ class Editor:
         """What `count_events` has counted."""
         return list(self.page.evaluate("() => window.seen"))
 
-    # Files and panels
+    # Commands, files and panels
+
+    def command(self, name: str) -> None:
+        """Runs a command of the editor, as its menu entry or key does."""
+        self.page.evaluate("(name) => { window.app.extensionManager.command.execute(name); }", name)
+
+    def setting(self, name: str, value: Any) -> None:
+        """Changes a setting."""
+        self.page.evaluate(
+            "([name, value]) => window.app.extensionManager.setting.set(name, value)",
+            [name, value],
+        )
+
+    def answer(self, text: str) -> None:
+        """Writes into the dialog that asks for one text, and confirms."""
+        dialog = self.page.get_by_role("dialog")
+        dialog.get_by_role("textbox").fill(text)
+        dialog.get_by_role("button", name="Confirm").click()
+        dialog.wait_for(state="hidden")
 
     def drop(self, content: bytes, name: str, kind: str) -> None:
         """Drops a file onto the canvas."""
         self.page.evaluate(_DROP, [base64.b64encode(content).decode(), name, kind])
+
+    def paste(self, content: bytes, name: str, kind: str) -> None:
+        """Pastes a file, as Ctrl+V does when it is on the clipboard."""
+        self.page.evaluate(_PASTE, [base64.b64encode(content).decode(), name, kind])
 
     def choose_file(self, node_id: int, path: Path) -> None:
         """Uploads a file through the node's button."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import mimetypes
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,54 @@ def test_a_picture_dropped_on_the_page_brings_its_graph_back(
     assert editor.value(2, "text") == text
 
 
+def test_every_kind_of_result_brings_its_graph_back(editor: Editor, server: ServerProcess) -> None:
+    workflow = editor.page.evaluate("() => window.app.graph.serialize()")
+    types = editor.types()
+    flat = {"width": 64, "height": 64, "batch_size": 2, "color": 0xFF0000}
+    animation = {"images": ["1", 0], "filename_prefix": "moving", "fps": 6.0}
+    latent = {"samples": ["2", 0], "filename_prefix": "kept"}
+    prompt = {
+        "1": {"class_type": "EmptyImage", "inputs": flat},
+        "2": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64}},
+        "3": {
+            "class_type": "SaveAnimatedWEBP",
+            "inputs": {**animation, "lossless": True, "quality": 80, "method": "default"},
+        },
+        "4": {"class_type": "SaveAnimatedPNG", "inputs": {**animation, "compress_level": 4}},
+        "5": {"class_type": "SaveLatent", "inputs": latent},
+    }
+    prompt["2"]["inputs"]["batch_size"] = 1
+    done = server.run(prompt, extra_data={"extra_pnginfo": {"workflow": workflow}})
+    dropped = {"workflow.json": json.dumps(workflow).encode()}
+    for outputs in done["outputs"].values():
+        for saved in [*outputs.get("images", ()), *outputs.get("latents", ())]:
+            content = server.get_bytes(f"/view?filename={saved['filename']}")
+            dropped[saved["filename"]] = content
+    assert {name.partition(".")[2] for name in dropped} == {"json", "webp", "png", "latent"}
+    for name, content in dropped.items():
+        editor.load(MASKED)
+        editor.drop(content, name, mimetypes.guess_type(name)[0] or "")
+        editor.wait("(id) => window.app.graph.getNodeById(id)?.type === 'KSampler'", SAMPLER)
+        assert editor.types() == types, name
+
+
+def test_pictures_without_a_graph_are_loaded(editor: Editor, server: ServerProcess) -> None:
+    def png(colour: tuple[int, int, int]) -> bytes:
+        buffer = io.BytesIO()
+        Image.new("RGB", (64, 64), colour).save(buffer, "PNG")
+        return buffer.getvalue()
+
+    loaded = "(count) => window.app.graph.findNodesByType('LoadImage').length === count"
+    before = set(server.get("/internal/files/input"))
+    editor.drop(png((10, 200, 30)), "plain.png", "image/png")
+    editor.wait(loaded, 1)
+    editor.paste(png((200, 20, 30)), "pasted.png", "image/png")
+    editor.wait(loaded, 2)
+    editor.wait("""() => window.app.graph.findNodesByType('LoadImage').every((node) =>
+        node.imgs?.[0]?.naturalWidth === 64)""")
+    assert "plain.png" in set(server.get("/internal/files/input")) - before
+
+
 def test_an_uploaded_picture_gets_a_mask_in_the_mask_editor(
     editor: Editor, server: ServerProcess, blue_picture: Path
 ) -> None:
@@ -55,11 +106,13 @@ def test_an_uploaded_picture_gets_a_mask_in_the_mask_editor(
     editor.load(MASKED)
     editor.choose_file(1, blue_picture)
     assert editor.wait_picture(1) == 256
-    assert server.get("/internal/files/input") == ["ball.png"]
+    assert server.get("/internal/files/input")[0] == "ball.png"
 
     editor.click_node(1)
     editor.press_on_selection("Open Mask Editor")
     page.get_by_test_id("mask-editor-root").wait_for()
+    editor.wait("""() => [...document.querySelectorAll("#maskEditorCanvasContainer canvas")]
+        .every((canvas) => canvas.width === 256)""")
     area = page.locator("#maskEditorCanvasContainer canvas").first.bounding_box()
     x, y = area["x"] + area["width"] / 2, area["y"] + area["height"] / 2
     page.mouse.move(x - 60, y)

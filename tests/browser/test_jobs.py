@@ -163,3 +163,48 @@ def test_a_page_loaded_again_in_the_middle_of_a_run_goes_on_showing_it(editor: E
     running = editor.open_jobs().locator("[data-job-id]").filter(has_text="Running")
     cancel(running)
     running.wait_for(state="hidden")
+
+
+def test_batches_instant_runs_the_interrupt_key_and_clearing_the_history(
+    editor: Editor, server: ServerProcess
+) -> None:
+    page = editor.page
+
+    def jobs() -> list[str]:
+        return [job["status"] for job in server.get("/api/jobs?sort_order=asc")["jobs"]]
+
+    def choose(mode: str) -> None:
+        page.get_by_test_id("queue-mode-menu-trigger").click()
+        page.get_by_text(mode, exact=True).last.click()
+
+    editor.set(SAMPLER, steps=1)
+    editor.count_events("execution_success")
+    count = page.locator(".batch-count input")
+    count.fill("3")
+    count.press("Enter")
+    editor.press_run()
+    editor.wait("() => window.seen.length === 3")
+    assert jobs() == ["completed"] * 3
+    count.fill("1")
+    count.press("Enter")
+
+    choose("Run (Instant)")
+    editor.press_run()
+    editor.wait("() => window.seen.length >= 6")
+    choose("Run")
+    page.get_by_text("0 active").wait_for()
+
+    editor.set(SAMPLER, steps=HOURS)
+    editor.press_run()
+    page.get_by_text("1 active").wait_for()
+    editor.wait("() => window.app.runningNodeId")
+    page.keyboard.press("Control+Alt+Enter")
+    page.get_by_text("0 active").wait_for()
+    assert jobs()[-1] == "cancelled"
+
+    editor.open_jobs()
+    page.get_by_role("button", name="More options").click()
+    page.get_by_text("Clear job history").last.click()
+    page.get_by_role("dialog").get_by_role("button", name="Clear").click()
+    page.locator("[data-job-id]").first.wait_for(state="hidden")
+    assert jobs() == []

@@ -41,10 +41,70 @@ def test_models_nodes_help_and_log_are_shown(editor: Editor, server: ServerProce
 
 def test_the_second_node_design_runs_and_shows_the_picture(editor: Editor) -> None:
     page = editor.page
-    page.evaluate("() => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', true)")
+    editor.setting("Comfy.VueNodes.Enabled", True)
     node = page.locator(f"[data-node-id='{SAVE}']")
     node.wait_for()
     editor.set(SAMPLER, steps=2)
     editor.press_run()
     node.get_by_role("img").first.wait_for()
     page.locator(f"[data-node-id='{SAMPLER}']").get_by_role("img").first.wait_for()
+
+
+def test_every_template_in_view_has_a_picture(editor: Editor) -> None:
+    page = editor.page
+    page.get_by_test_id("side-toolbar").get_by_role("button", name="Templates").click()
+    dialog = page.get_by_role("dialog")
+    for group in ("All Templates", "Audio"):
+        dialog.get_by_text(group, exact=True).first.click()
+        editor.wait("""() => {
+            const shown = [...document.querySelectorAll("[role=dialog] img")].filter((picture) =>
+                picture.getBoundingClientRect().top < innerHeight);
+            return shown.length > 3 && shown.every((picture) => picture.naturalWidth > 0);
+        }""")
+
+
+def test_every_page_of_the_settings_help_and_keys_open(editor: Editor) -> None:
+    page = editor.page
+    page.keyboard.press("Control+,")
+    dialog = page.get_by_test_id("settings-dialog")
+    for name, text in (
+        ("User", "My Account Settings"),
+        ("Lite Graph", "Canvas Navigation"),
+        ("Appearance", "Color Palette"),
+        ("Mask Editor", "Brush Adjustment"),
+        ("Keybinding", "Save Workflow"),
+        ("Extension", "latentloom.demo"),
+        ("About", "0.8.0"),
+    ):
+        dialog.get_by_text(name, exact=True).first.click()
+        if name == "Extension":
+            dialog.get_by_placeholder("Search Extensions").fill("latentloom")
+        dialog.get_by_text(text).first.wait_for()
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
+
+    bar = page.get_by_test_id("side-toolbar")
+    bar.get_by_role("button", name="Keyboard Shortcuts").click()
+    page.get_by_text("View Controls").wait_for()
+    bar.get_by_role("button", name="Help Center").click()
+    page.get_by_text("What's New?").wait_for()
+
+
+def test_previews_follow_the_setting_and_a_narrow_window_shows_them(
+    editor: Editor, server: ServerProcess
+) -> None:
+    events = ("b_preview_with_metadata", "execution_success")
+    editor.set(SAMPLER, steps=4)
+    for method, expected in (("none", 0), ("latent2rgb", 1)):
+        editor.count_events(*events)
+        editor.setting("Comfy.Execution.PreviewMethod", method)
+        editor.press_run()
+        editor.wait("() => window.seen.includes('execution_success')")
+        assert min(1, editor.seen().count(events[0])) == expected
+
+    size = editor.page.viewport_size
+    editor.page.set_viewport_size({"width": 390, "height": 844})
+    editor.press_run()
+    editor.open_panel("assets")
+    editor.page.locator("img[alt^='latentloom_']").first.wait_for()
+    editor.page.set_viewport_size(size)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.browser.editor import SAMPLER, SAVE, Editor
@@ -89,3 +92,61 @@ def test_nodes_packed_into_a_subgraph_run_and_are_published(
     for folder in ("My Blueprints", "User"):
         page.get_by_role("treeitem", name=folder).click()
     page.get_by_role("treeitem", name="painter").wait_for()
+
+
+def test_a_workflow_is_exported_opened_from_a_file_and_saved_over_another(
+    editor: Editor, server: ServerProcess, tmp_path: Path
+) -> None:
+    page = editor.page
+    types = editor.types()
+    editor.save_as("one")
+    for command, name in (
+        ("Comfy.ExportWorkflow", "graph"),
+        ("Comfy.ExportWorkflowAPI", "prompt"),
+    ):
+        with page.expect_download() as download:
+            editor.command(command)
+            editor.answer(name)
+        download.value.save_as(tmp_path / f"{name}.json")
+    prompt = json.loads((tmp_path / "prompt.json").read_text())
+    assert prompt[str(SAMPLER)]["class_type"] == "KSampler"
+    for name in ("prompt", "graph"):
+        with page.expect_file_chooser() as chooser:
+            editor.command("Comfy.OpenWorkflow")
+        chooser.value.set_files(tmp_path / f"{name}.json")
+        page.get_by_test_id("workflow-tab").filter(has_text=name).wait_for()
+    assert editor.types() == types
+
+    editor.command("Comfy.SaveWorkflowAs")
+    page.get_by_role("dialog").get_by_role("textbox").fill("one")
+    page.get_by_role("dialog").get_by_role("button", name="Confirm").click()
+    page.get_by_role("button", name="Overwrite").click()
+    page.get_by_role("dialog").wait_for(state="hidden")
+    editor.command("Comfy.SaveWorkflowAs")
+    editor.answer("folder/two")
+    folder = server.base / "user/default/workflows"
+    editor.page.get_by_test_id("workflow-tab").filter(has_text="two").wait_for()
+    assert (folder / "folder/two.json").is_file()
+    assert json.loads((folder / "one.json").read_text())["nodes"]
+
+
+def test_nodes_and_models_that_are_missing_are_named(editor: Editor) -> None:
+    source = {"name": "big.safetensors", "url": "https://example.invalid/", "directory": "loras"}
+    place = {"pos": [100, 200], "size": [300, 100], "inputs": [], "outputs": []}
+    unknown = {"id": 1, "type": "NobodyKnowsThis", "widgets_values": ["x"], **place}
+    lora = {
+        "id": 2,
+        "type": "LoraLoaderModelOnly",
+        "widgets_values": ["big.safetensors", 1.0],
+        **place,
+        "properties": {"models": [source]},
+    }
+    graph = {"nodes": [unknown, lora], "links": [], "version": 0.4}
+    editor.page.evaluate(
+        "(graph) => window.app.loadGraphData(graph)",
+        {**graph, "last_node_id": 2, "last_link_id": 0},
+    )
+    editor.page.get_by_role("button", name="View details").click()
+    panel = editor.page.get_by_test_id("properties-panel")
+    panel.get_by_text("Missing Node Packs").wait_for()
+    panel.get_by_text("big.safetensors").first.wait_for()

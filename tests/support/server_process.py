@@ -148,7 +148,7 @@ def start_server(base: Path, *arguments: str, port: int | None = None) -> Server
         if process.poll() is not None:
             raise RuntimeError(f"server ended with {process.returncode}:\n{server.log}")
         try:
-            server.get("/system_stats", timeout_s=5)
+            server.get("/healthz", timeout_s=5)
         except (OSError, ValueError):
             time.sleep(0.05)
         else:
