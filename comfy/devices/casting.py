@@ -64,7 +64,7 @@ def async_streams(device: torch.device) -> int:
     return 2 if wanted is None else wanted
 
 
-def current_stream(device: torch.device | None) -> Any | None:
+def current_stream(device: torch.device | None) -> Any:
     """The stream kernels are issued on, or None for devices without streams."""
     if device is None or not accelerators.accelerator_row(device).streams:
         return None

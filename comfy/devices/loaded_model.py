@@ -107,6 +107,12 @@ class LoadedModel:
         model = self.model
         return 0 if model is None else int(model.loaded_size())
 
+    def held_memory(self) -> int:
+        """Bytes on the device: weights, and patches kept there for streamed ones."""
+        state = getattr(self.model, "residence", None)
+        beside = state.device_bytes - state.loaded_bytes if state is not None else 0
+        return self.model_loaded_memory() + beside
+
     def model_offloaded_memory(self) -> int:
         """Bytes of weights that are not on the device."""
         return max(0, self.model_memory() - self.model_loaded_memory())
@@ -199,6 +205,11 @@ class LoadedModel:
     def reserve_for_streaming(self) -> int:
         """Device bytes that streaming the rest of the module takes beside what is resident."""
         ask = getattr(self.model, "streaming_reserve", None)
+        return int(ask()) if ask is not None else 0
+
+    def patching_memory(self) -> int:
+        """Device bytes that patching a streamed weight takes while it lasts."""
+        ask = getattr(self.model, "patching_memory", None)
         return int(ask()) if ask is not None else 0
 
     def __eq__(self, other: object) -> bool:

@@ -49,7 +49,7 @@ def _describe(device: torch.device) -> dict[str, Any]:
 
 def free_after_oom(error: BaseException) -> str | None:
     """Unloads all models after an out-of-memory error and says so; None for any other error."""
-    if not (memory.is_oom(error) or isinstance(error, residency.OutOfMemoryReport)):
+    if not memory.is_oom(error):
         return None
     residency.unload_all_models()
     return (

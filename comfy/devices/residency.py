@@ -36,8 +36,11 @@ EVERYTHING = 1e30
 _clock = itertools.count(1)
 
 
-class OutOfMemoryReport(RuntimeError):
-    """Not enough device memory even at the lowest residency; the message says who held what."""
+class OutOfMemoryReport(torch.OutOfMemoryError):
+    """Not enough device memory even at the lowest residency; the message says who held what.
+
+    Custom nodes that catch torch's error, to work in smaller parts, catch this too.
+    """
 
 
 # -- what is loaded --------------------------------------------------------------------------
@@ -129,7 +132,7 @@ def _by_eviction(device: torch.device, keep: Sequence[Any]) -> list[LoadedModel]
     entries = [
         e
         for e in current_loaded_models
-        if e.device == device and not any(e is k for k in kept) and e.model_loaded_memory() > 0
+        if e.device == device and not any(e is k for k in kept) and e.held_memory() > 0
     ]
     if entries and all(e.regrets and e.gap is not None for e in entries):
         return sorted(entries, key=lambda e: -(e.used_at + (e.gap or 0)))
@@ -138,10 +141,11 @@ def _by_eviction(device: torch.device, keep: Sequence[Any]) -> list[LoadedModel]
 
 
 def unload_all_models() -> None:
-    """Free everything on every device."""
-    for device in {entry.device for entry in current_loaded_models}:
-        free_memory(EVERYTHING, device)
+    """Free everything on every device, and show no view any more."""
+    for entry in list(current_loaded_models):
+        entry.model_unload()
     current_loaded_models.clear()
+    memory.soft_empty_cache()
 
 
 def unload_model_clones(model: Any) -> None:
@@ -268,6 +272,7 @@ def _load_group(
     missing = sum(entry.model_memory_required(device) for entry in group)
     free_memory(missing * 1.02 + wished, device, keep_loaded=group)
     free = memory.get_free_memory(device)
+    needed = max(needed, *(entry.patching_memory() for entry in group))
     room = max(
         free - needed,
         min(free * memory.MIN_WEIGHT_MEMORY_RATIO, free - memory.inference_floor(device)),

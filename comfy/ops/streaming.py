@@ -85,7 +85,7 @@ class StreamPlan:
         if transfer is None:
             transfer = self._start(layer, None)
         if transfer.done is not None:
-            current = torch.accelerator.current_stream(self.device)
+            current = casting.current_stream(self.device)
             current.wait_event(transfer.done)
         return transfer.tensors
 
@@ -104,7 +104,10 @@ class StreamPlan:
             self.ahead.pop(next(iter(self.ahead)))
         stream = self.streams[self._turn % len(self.streams)]
         self._turn += 1
-        self.ahead[id(following)] = self._start(following, stream)
+        try:
+            self.ahead[id(following)] = self._start(following, stream)
+        except torch.OutOfMemoryError:
+            return  # it travels in its own turn, when this layer's memory is free again
 
     def holds(self, layer: Any) -> bool:  # noqa: ARG002 - plans that keep weights say otherwise
         """Whether a layer's weights are on the device already."""
@@ -114,7 +117,7 @@ class StreamPlan:
         sources = (layer.weight, getattr(layer, "bias", None))
         if stream is None:
             return Transfer(_moved(sources, self.device, False), sources)
-        stream.wait_stream(torch.accelerator.current_stream(self.device))
+        stream.wait_stream(casting.current_stream(self.device))
         with casting.on_stream(self.device, stream):
             tensors = _moved(sources, self.device, True)
         return Transfer(tensors, sources, stream.record_event())

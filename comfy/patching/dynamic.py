@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from comfy.devices import accelerators
+from comfy.devices import accelerators, casting
 from comfy.devices.memory import tensor_bytes
 from comfy.devices.runtime import get_runtime
 from comfy.ops.streaming import StreamPlan, Tensors
@@ -92,7 +92,7 @@ class KeepingPlan(StreamPlan):
         if self.held_bytes + size > self.budget:
             return
         if self.streams:  # what is kept is let go at any time, also while kernels still read it
-            current = torch.accelerator.current_stream(self.device)
+            current = casting.current_stream(self.device)
             for tensor in tensors:
                 if tensor is not None:
                     tensor.record_stream(current)

@@ -24,6 +24,7 @@ from comfy.ops.streaming import StreamPlan
 from comfy.patching.hook_group import HookGroup
 from comfy.patching.hook_patches import HookPatching
 from comfy.patching.injections import Injections
+from comfy.patching.lowvram import LowVramPatch
 from comfy.patching.module_loading import LoadEntry, ModuleLoading
 from comfy.patching.wrappers import CallbacksMP
 
@@ -245,6 +246,9 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
         freed = 0
         self.clean_hooks()
         self._forget_order()
+        for function in self.residence.functions():
+            if isinstance(function, LowVramPatch):
+                function.let_go()
         with self._restored_on_failure():
             for entry in reversed(self._entries()):
                 if freed >= memory_to_free:

@@ -70,6 +70,10 @@ class LowVramPatch:
             return 0
         return sum(patch_bytes(patch) for patch in local[2])
 
+    def let_go(self) -> None:
+        """Give up what is kept on a device; the next call brings it again."""
+        self._local = None
+
     def _patches_on(self, device: torch.device) -> list[Any]:
         """The patches with their tensors on the device, moved once."""
         wanted = list(self.patches[self.key])

@@ -153,16 +153,15 @@ class ModuleLoading(WeightPatching):
             entry.module._apply(lambda tensor: tensor.to(rest), recurse=False)
 
     def streaming_reserve(self) -> int:
-        """Device bytes that streaming takes at most.
-
-        The largest layers that are there at once, the patches that stay there, and the copies of
-        the largest weight that is patched at use.
-        """
+        """Device bytes that streaming keeps: the largest layers there at once, and the patches."""
         sizes = [e.module_bytes for e in self._entries() if is_castable(e.module)]
-        layers = 2 * max(sizes, default=0)
-        work = (low_vram_patch_estimate_vram(self.model, key) for key in self.patches)
         kept = (patch_bytes(patch) for patches in self.patches.values() for patch in patches)
-        return layers + max(work, default=0) + sum(kept)
+        return 2 * max(sizes, default=0) + sum(kept)
+
+    def patching_memory(self) -> int:
+        """Device bytes of the copies made while the largest patched weight is patched at use."""
+        work = (low_vram_patch_estimate_vram(self.model, key) for key in self.patches)
+        return max(work, default=0)
 
     def _attach_functions(self, entry: LoadEntry, streamed: bool, patched: bool = True) -> None:
         """Set what a layer does to its weights at use.
