@@ -87,7 +87,7 @@ class ClipVisionModel:
         self.image_size: int = config.get("image_size", 224)
         self.image_mean = config.get("image_mean", SIGLIP_MEAN if siglip else CLIP_MEAN)
         self.image_std = config.get("image_std", SIGLIP_STD if siglip else CLIP_STD)
-        self.return_all_hidden_states = config.get("projector_type") is not None
+        self.return_all_hidden_states = siglip or config.get("projector_type") is not None
         self.load_device = placement.text_encoder_device()
         self.dtype = precision.text_encoder_dtype(self.load_device)
         self.model = CLIPVisionModelProjection(config, self.dtype, "meta", manual_cast).eval()

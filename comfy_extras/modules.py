@@ -71,6 +71,7 @@ MODULES: tuple[str, ...] = (
     "nodes_cosmos",
     "nodes_kandinsky5",
     "nodes_qwen",
+    "nodes_model_patch",
     "nodes_photomaker",
     "nodes_upscale_model",
     "nodes_dataset",

@@ -289,3 +289,23 @@ def test_a_v_prediction_model_is_marked_when_saved() -> None:
     model = build(sdxl.SDXL)
     model.model_type = ModelType.V_PREDICTION
     assert "v_pred" in model.state_dict_for_saving()
+
+
+def test_pictures_take_the_place_of_text_in_sdxl() -> None:
+    model = build(sdxl.SDXL)
+    seen = SimpleNamespace(image_embeds=torch.randn(2, 1280))
+    one = {"clip_vision_output": seen, "strength": 0.5, "noise_augmentation": 0.0}
+    given = {"noise": torch.zeros(1, 4, 8, 8), "device": "cpu", "seed": 3}
+    text = {"pooled_output": torch.zeros(1, 1280)}
+    vector = model.encode_adm(unclip_conditioning=[one], **given, **text)
+    assert vector.shape == (1, 2816)
+    # Two pictures at half strength are their mean, and a little noise.
+    assert (vector[:, :1280] - seen.image_embeds.mean(dim=0)).std() < 0.1
+    assert torch.equal(vector, model.encode_adm(unclip_conditioning=[one], **given, **text))
+    assert not model.encode_adm(**given, **text)[:, :1280].any()
+
+
+def test_noise_augmentation_leaves_no_weights_in_files() -> None:
+    for family in (sdxl.SDXL, sd_pictures.SD21UnclipH):
+        model = build(family, adm_in_channels=2048, num_classes="sequential")
+        assert not [key for key in model.state_dict() if "noise_augmentor" in key]

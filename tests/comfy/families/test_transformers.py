@@ -202,6 +202,28 @@ def test_a_pair_of_files_is_the_text_encoder_of_flux(tmp_path: Path) -> None:
     assert options["pooled_output"].shape == (1, 64)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_t5_in_a_small_number_type_stays_small_and_means_nearly_the_same(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    pieces(tmp_path)
+    paths = write_encoders(tmp_path)
+    flux = text_loading.CLIPType.FLUX
+
+    def states() -> tuple[Any, Tensor]:
+        clip = text_loading.load_clip([paths["clip_l"], paths["t5xxl"]], clip_type=flux)
+        [[cond, _]] = clip.encode_from_tokens_scheduled(clip.tokenize("a red cat"))
+        return clip, cond
+
+    _, whole = states()
+    small = {key: value.to(dtype) for key, value in load_file(paths["t5xxl"]).items()}
+    save_file(small, paths["t5xxl"])
+    clip, cond = states()
+    weight = clip.cond_stage_model.t5xxl.transformer.shared.weight
+    assert weight.dtype == dtype
+    assert (cond - whole).std() < 0.2 * whole.std()
+
+
 def test_a_vocabulary_in_the_folder_of_text_encoders_is_found(tmp_path: Path) -> None:
     shared, own = tmp_path / "text_encoders", tmp_path / "elsewhere"
     shared.mkdir()
