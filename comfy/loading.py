@@ -271,8 +271,8 @@ def _patcher(
     family.custom_operations = options.get("custom_operations", family.custom_operations)
     family.optimizations["fp8"] = bool(options.get("fp8_optimizations", False))
     model = family.get_model(sd, prefix, device="meta")
-    model.load_model_weights(sd, prefix)
     arrange_convolutions(model.diffusion_model, load_device)
+    model.load_model_weights(sd, prefix)
     model.device = offload_device
     logger.info("%s: weights in %s", family.title(), str(dtype).removeprefix("torch."))
     return core_patcher_class()(model, load_device, offload_device)

@@ -130,8 +130,8 @@ def _load_cldm(
     cast = precision.unet_manual_cast(dtype, load_device)
     operations = options.get("custom_operations") or pick_operations(dtype, cast)
     network = controlnet.ControlNet(**config, dtype=dtype, device="meta", operations=operations)
-    fill(network, own, "ControlNet")
     arrange_convolutions(network, load_device)
+    fill(network, own, "ControlNet")
     return ControlNet(
         network.eval(),
         global_average_pooling=bool(options.get("global_average_pooling")),

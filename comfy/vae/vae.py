@@ -79,9 +79,9 @@ class VAE(TiledCoding):
         self.vae_dtype: torch.dtype = dtype or precision.vae_dtype(self.device, spec.working_dtypes)
         self.output_device: torch.device = placement.intermediate_device()
         model = spec.build(dtype=self.vae_dtype, device="meta" if weights else None)
+        arrange_convolutions(model, self.device)
         if weights:
             fill(model, weights, f"autoencoder ({spec.name})", spec.default_weights)
-        arrange_convolutions(model, self.device)
         self.first_stage_model: Any = model.eval()  # an nn.Module with encode and decode
         self.patcher = ModelPatcher(model, self.device, placement.vae_offload_device())
         self.size: int | None = None

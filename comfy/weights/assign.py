@@ -1,7 +1,7 @@
 """Putting a state dict into a module without ever holding a weight twice.
 
-A tensor of the right type becomes the parameter itself (file-backed, pages shared); any other is
-converted once, and the pages it came from are given back at once.
+A tensor of the right type and layout becomes the parameter itself (file-backed, pages shared); any
+other is converted once, and the pages it came from are given back at once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def assign_weights(
     for key in list(state_dict):
         throw_exception_if_processing_interrupted()
         tensor = state_dict.pop(key) if consume else state_dict[key]
-        prepared[key] = _in_type_of(tensor, own.get(key))
+        prepared[key] = _in_form_of(tensor, own.get(key))
         del tensor
     answer = module.load_state_dict(prepared, strict=False, assign=True)
     module.requires_grad_(False)
@@ -73,13 +73,29 @@ def assign_weights(
     return AssignReport(tuple(answer.missing_keys), unexpected, len(prepared) - len(unexpected))
 
 
-def _in_type_of(tensor: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
-    """The tensor itself, or a conversion to the target's floating type."""
+def _in_form_of(tensor: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
+    """The tensor itself, or a copy in the target's floating type and layout, made in one pass."""
     plain = type(tensor) in (torch.Tensor, nn.Parameter)  # layers convert quantised classes
-    if target is None or not plain or tensor.dtype == target.dtype:
+    if target is None or not plain or tensor.shape != target.shape:
         return tensor
-    if not (tensor.is_floating_point() and target.is_floating_point()):
+    floats = tensor.is_floating_point() and target.is_floating_point()
+    dtype = target.dtype if floats else tensor.dtype
+    channels_last = _is_channels_last(target) and not _is_channels_last(tensor)
+    if tensor.dtype == dtype and not channels_last:
         return tensor
-    converted = tensor.to(dtype=target.dtype)
+    if channels_last:
+        converted = torch.empty(tensor.shape, dtype=dtype, memory_format=torch.channels_last)
+        converted.copy_(tensor)
+    else:
+        converted = tensor.to(dtype=dtype)
     release_pages(tensor)
     return converted
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has its channels innermost and a row-major one would look different."""
+    return (
+        tensor.ndim == 4
+        and not tensor.is_contiguous()
+        and tensor.is_contiguous(memory_format=torch.channels_last)
+    )

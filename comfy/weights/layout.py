@@ -24,17 +24,23 @@ def wants_channels_last(device: torch.device | str) -> bool:
 def arrange_convolutions(module: nn.Module, device: torch.device | str) -> None:
     """Give all convolution weights of a network the layout its device wants, one at a time.
 
-    Values and state-dict keys stay as they are; pages of a mapped file that were copied are given
-    back.
+    Best before the network is filled: weights on the meta device only note the layout, and a file's
+    are then brought into it as they are converted. Values and state-dict keys stay as they are;
+    pages of a mapped file that were copied are given back.
     """
     if not wants_channels_last(device):
         return
     for layer in module.modules():
         weight = getattr(layer, "weight", None)
-        if not isinstance(layer, CONVOLUTIONS) or weight is None or weight.is_meta:
+        if not isinstance(layer, CONVOLUTIONS) or weight is None:
             continue
         if weight.shape[2:].numel() == 1 or weight.is_contiguous(memory_format=torch.channels_last):
             continue  # a 1x1 kernel has one layout
-        arranged = weight.detach().contiguous(memory_format=torch.channels_last)
-        release_pages(weight.detach())
+        if weight.is_meta:
+            arranged = torch.empty(
+                weight.shape, dtype=weight.dtype, device="meta", memory_format=torch.channels_last
+            )
+        else:
+            arranged = weight.detach().contiguous(memory_format=torch.channels_last)
+            release_pages(weight.detach())
         layer.weight = nn.Parameter(arranged, requires_grad=False)
