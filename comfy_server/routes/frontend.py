@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from comfy_server.describe import BINARY, PLAIN, describe
+from comfy_server.describe import BINARY, EMPTY, PLAIN, describe
 from comfy_server.files import absent_file, trusted_file
 from comfy_server.services import PACKS
 
@@ -18,8 +18,17 @@ NO_PAGE = (
 )
 
 
-@index_routes.get("/")
 @index_routes.get("/user-select")
+@describe(EMPTY, status=302)
+async def get_user_selection(_: web.Request) -> web.Response:
+    """A path of the page's own, seen here when it is loaded again: the page finds its way back.
+
+    Sent as it is the page would look for its files below this path.
+    """
+    return web.Response(status=302, headers={"Location": "/"})
+
+
+@index_routes.get("/")
 @describe(BINARY, answers={404: PLAIN})
 async def get_index(request: web.Request) -> web.StreamResponse:
     """The editor's page."""

@@ -40,7 +40,8 @@ async def test_the_page_and_its_files(client: Client) -> None:
     missing = await client.get("/assets/none.png")
     assert (missing.status, missing.headers["Cache-Control"]) == (404, "public, max-age=3600")
     assert (await client.get("/assets")).status == 403
-    assert (await client.get("/user-select")).status == 200
+    again = await client.get("/user-select", allow_redirects=False)
+    assert (again.status, again.headers["Location"]) == (302, "/")
 
 
 @pytest.mark.parametrize(
