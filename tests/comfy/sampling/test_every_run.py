@@ -182,3 +182,47 @@ def option_run(name: str, options: dict[str, Any], kind: str = "EPS", seed: int 
         samplers.ksampler(name, options), torch.tensor(levels), conditioning([0.5] * 4),
         conditioning([0.0] * 4), latent, disable_pbar=True, seed=seed,
     )  # fmt: skip
+
+
+MASKS = [
+    ((3, 4, 8, 12), (8, 12)),
+    ((3, 4, 8, 12), (1, 8, 12)),
+    ((3, 4, 8, 12), (3, 8, 12)),
+    ((3, 4, 8, 12), (2, 1, 16, 24)),
+    ((1, 4, 3, 8, 12), (1, 8, 12)),
+    ((1, 4, 3, 8, 12), (3, 8, 12)),
+    ((1, 4, 3, 8, 12), (1, 1, 3, 8, 12)),
+    ((2, 4, 20), (1, 1, 20)),
+    ((2, 4, 20), (2, 20)),
+    ([(1, 4, 2, 8, 12), (1, 4, 5)], (1, 8, 12)),
+]
+
+
+@pytest.mark.parametrize("kind", ["EPS", "FLOW"])
+@pytest.mark.parametrize(("shape", "mask_shape"), MASKS)
+def test_what_a_mask_spares_is_the_latent_again(
+    shape: Any, mask_shape: tuple[int, ...], kind: str
+) -> None:
+    mask = torch.zeros(mask_shape)
+    mask[..., : mask_shape[-1] // 2] = 1.0
+    latent = latent_of(shape)
+    made = run.sample(
+        patcher(AnyShapeModel(kind, {}, LatentFormat())), noise.prepare_noise(latent, 1), 3, 3.0,
+        "euler", "simple", conditioning([0.5] * 4), conditioning([0.0] * 4), latent,
+        noise_mask=mask, disable_pbar=True, seed=1,
+    )  # fmt: skip
+    result = members(made)[0]
+    half = result.shape[-1] // 2
+    torch.testing.assert_close(result[..., half:], torch.full_like(result[..., half:], 0.3))
+    changed = (result[..., :half] - 0.3).abs().flatten(2).amax(-1)
+    assert (changed > 0.05).all()  # in every item and channel
+
+
+def test_a_mask_without_rows_is_named() -> None:
+    latent = torch.zeros(1, 4, 8, 8)
+    with pytest.raises(ValueError, match=r"a mask of shape \(8,\) has no rows and columns"):
+        run.sample(
+            patcher(AnyShapeModel("EPS", {}, LatentFormat())), noise.prepare_noise(latent, 1), 3,
+            3.0, "euler", "simple", conditioning([0.5] * 4), conditioning([0.0] * 4), latent,
+            noise_mask=torch.ones(8), disable_pbar=True, seed=1,
+        )  # fmt: skip
