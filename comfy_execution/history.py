@@ -53,8 +53,8 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
     Entries are kept as compressed JSON (in the journal, if there is one), so a long history costs
     little memory; what job lists need is kept beside them. Prompts that were taken out of the queue
     before they ran can be asked for by id for a while, so that whoever waits for one learns of it;
-    they are in no list. The queue holds its lock around every call but ``prepare``, ``read`` and
-    ``read_json``, which any thread may call at any time.
+    they are in no list. The queue holds its lock around every call but ``prepare``, ``erase``,
+    ``read`` and ``read_json``, which may wait for the disk.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
         if journal is not None:
             for prompt_id, fingerprint, blob in journal.load_history(limit):
                 job = job_from_history(prompt_id, _without_temporary(_unpack(blob)))
-                self.add(Finished(prompt_id, fingerprint, job, None, len(blob), True))
+                self.erase(self.add(Finished(prompt_id, fingerprint, job, None, len(blob), True)))
 
     def prepare(
         self,
@@ -91,15 +91,22 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
         kept = None if is_on_disk else blob
         return Finished(prompt_id, fingerprint, job, kept, len(blob))
 
-    def add(self, finished: Finished) -> None:
-        """Stores a prompt as the newest one, in place of an older one with the same id."""
-        self._take_out(finished.prompt_id)
+    def add(self, finished: Finished) -> list[str]:
+        """Stores a prompt as the newest one, in place of an older one with the same id.
+
+        Returns:
+            Ids of those that had to go, for ``erase``.
+        """
+        self.delete(finished.prompt_id)
         self._entries[finished.prompt_id] = finished
         self._size_bytes += finished.size_bytes
+        surplus = []
         while len(self._entries) > max(self.limit, 0) or (
             self._size_bytes > self.max_bytes and len(self._entries) > 1
         ):
-            self.delete(next(iter(self._entries)))
+            surplus.append(next(iter(self._entries)))
+            self.delete(surplus[-1])
+        return surplus
 
     def add_removed(self, entry: dict[str, Any], texts: ItemTexts) -> None:
         """Remembers a prompt that was taken out of the queue; its id may be used again."""
@@ -108,14 +115,6 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
     def forget_removed(self, prompt_id: str) -> None:
         """The id is used again."""
         self._removed.pop(prompt_id)
-
-    def _take_out(self, prompt_id: str) -> bool:
-        """Takes an entry, and a removed prompt of this id, out of memory; says if there was one."""
-        was_removed = self._removed.pop(prompt_id)
-        finished = self._entries.pop(prompt_id, None)
-        if finished is not None:
-            self._size_bytes -= finished.size_bytes
-        return finished is not None or was_removed
 
     def _write(self, prompt_id: str, fingerprint: str, blob: bytes) -> bool:
         """Puts an entry into the journal; without one, or if that fails, memory keeps it."""
@@ -187,17 +186,22 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
         return text
 
     def delete(self, prompt_id: str) -> None:
-        """Forgets one entry; an unknown id is ignored."""
-        if self._take_out(prompt_id) and self._journal is not None:
-            self._journal.delete_history([prompt_id])
+        """Forgets one entry, or a removed prompt of this id; an unknown one is ignored."""
+        self._removed.pop(prompt_id)
+        finished = self._entries.pop(prompt_id, None)
+        if finished is not None:
+            self._size_bytes -= finished.size_bytes
 
     def clear(self) -> None:
         """Forgets all entries."""
         self._entries.clear()
         self._size_bytes = 0
         self._removed = RemovedPrompts()
-        if self._journal is not None:
-            self._journal.delete_history(None)
+
+    def erase(self, prompt_ids: Sequence[str] | None) -> None:
+        """Takes forgotten entries out of the journal as well; None means all."""
+        if self._journal is not None and prompt_ids != []:
+            self._journal.delete_history(prompt_ids)
 
     def __getitem__(self, prompt_id: str) -> dict[str, Any]:
         return self.read([prompt_id])[prompt_id]

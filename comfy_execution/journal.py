@@ -7,6 +7,7 @@ Secrets of a prompt are never written.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -30,6 +31,9 @@ MAX_ATTEMPTS = 2
 
 _PREDECESSOR_S = 15.0  # a process that holds devices may take this long to end when killed
 _STOPPED = 1000  # in place of the number of starts: somebody stopped it, so it must not come back
+
+_CHECKPOINT_EVERY = 64  # calls of enqueue between two moves of the log into the file
+_LATEST_CHECKPOINT = 8000  # pages of the log from which on any statement may have to do it
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS queue (
@@ -94,19 +98,23 @@ class Journal:
         try:
             self._db = _connect(path)
             self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA wal_autocheckpoint={_LATEST_CHECKPOINT}")
+            self._reader, self._keeper = _connect(path), _connect(path)
             self._log = _open_log(self._db, path)
         except BaseException:
             self._owner.close()
             raise
-        self._flushing = threading.Lock()
-        self._written = self._flushed = 0  # calls of enqueue, and how many of them are on disk
+        self._reading, self._flushing = threading.Lock(), threading.Lock()
+        self._written = 0  # calls of enqueue
+        self._flushed = self._checkpointed = 0  # how many of them are on disk, and in the file
 
     def close(self) -> None:
         """Closes the file and lets another process have it."""
-        with self._flushing, self._lock:
+        with self._flushing, self._reading, self._lock:
             if self._log is not None:
                 self._log.close()
-            self._db.close()
+            for connection in (self._reader, self._keeper, self._db):
+                connection.close()
             self._owner.close()
 
     # --- queue --------------------------------------------------------------------------------
@@ -128,6 +136,8 @@ class Journal:
     def flush(self) -> None:
         """Returns when everything enqueued before is on disk; those who wait share one flush.
 
+        Now and then it also moves the log into the file: nobody else need wait for that.
+
         Raises:
             OSError: the disk refuses.
         """
@@ -139,6 +149,10 @@ class Journal:
             if self._log is not None:
                 _sync(self._log.fileno())
             self._flushed = covered
+            if covered - self._checkpointed >= _CHECKPOINT_EVERY:
+                self._checkpointed = covered
+                with contextlib.suppress(sqlite3.Error):  # the log only grows until the next time
+                    self._keeper.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _insert(self, rows: Sequence[tuple[object, ...]]) -> Exception | None:
         """Inserts all rows or none.
@@ -198,8 +212,8 @@ class Journal:
             retry_running: Whether a prompt that was running may be started a second time. False
                 after a crash in native code, which would only crash again.
         """
-        with self._lock:
-            rows = self._db.execute(
+        with self._reading:
+            rows = self._reader.execute(
                 "SELECT number, prompt_id, prompt, extra_data, outputs, fingerprint, attempts "
                 "FROM queue ORDER BY attempts = 0, number, arrival"
             ).fetchall()
@@ -246,10 +260,13 @@ class Journal:
                 "(SELECT sequence FROM history ORDER BY sequence DESC LIMIT ?)",
                 (limit,),
             )
-            names = self._db.execute("SELECT prompt_id FROM history ORDER BY sequence").fetchall()
+        with self._reading:
+            names = self._reader.execute(
+                "SELECT prompt_id FROM history ORDER BY sequence"
+            ).fetchall()
         for (prompt_id,) in names:
-            with self._lock:
-                row = self._db.execute(
+            with self._reading:
+                row = self._reader.execute(
                     "SELECT fingerprint, entry FROM history WHERE prompt_id = ?", (prompt_id,)
                 ).fetchone()
             if row is not None:
@@ -257,8 +274,8 @@ class Journal:
 
     def read_history(self, prompt_id: str) -> bytes | None:
         """One entry, as it was given to ``finish``."""
-        with self._lock:
-            row = self._db.execute(
+        with self._reading:
+            row = self._reader.execute(
                 "SELECT entry FROM history WHERE prompt_id = ?", (prompt_id,)
             ).fetchone()
         return row[0] if row is not None else None

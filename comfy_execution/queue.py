@@ -3,6 +3,7 @@
 Every method may be called from any thread. Pending prompts are ordered by their number, equal
 numbers by arrival. With a journal, an accepted prompt is on disk before ``submit`` returns; it may
 start while the disk is busy, for a killed process leaves its prompt to the next one even then.
+The journal is never written while the lock is held: whoever only looks does not wait for a disk.
 """
 
 from __future__ import annotations
@@ -65,10 +66,9 @@ class PromptQueue(QueueOrder):
         self._fingerprints = self._admission.fingerprints
         self._texts: dict[int, ItemTexts] = {}
         self._paused = False
+        self._ordering = threading.Lock()
         self._interrupt_listeners: list[Callable[[str], None]] = []
         self._finished_listeners: list[Callable[[str], None]] = []
-
-    # --- putting prompts in -------------------------------------------------------------------
 
     def submit(self, item: Sequence[Any]) -> Submission:
         """Accepts a prompt, or says that its id is taken.
@@ -101,19 +101,13 @@ class PromptQueue(QueueOrder):
             if self._journal is not None:
                 self._journal.flush()
         except OSError as error:
-            self._withdraw([one.item[1] for one in accepted])
+            for one in accepted:  # it may run already, or have ended
+                self.cancel(one.item[1])
             return [
                 items.NotStoredError(o.prompt_id, error) if isinstance(o, Submission) else o
                 for o in outcomes
             ]
         return outcomes
-
-    def _withdraw(self, prompt_ids: Sequence[str]) -> None:
-        """Takes back prompts that the disk did not take; one that runs already is stopped."""
-        with self.mutex:
-            self._drop([entry for entry in self._pending if entry.prompt_id in prompt_ids])
-            for prompt_id in prompt_ids:
-                self.interrupt(prompt_id)
 
     def put(self, item: Sequence[Any]) -> None:
         """Queues an item, as node packages do.
@@ -127,12 +121,11 @@ class PromptQueue(QueueOrder):
 
     def restore(self, entries: Sequence[tuple[QueueItem, str]], *, paused: bool = False) -> None:
         """Takes over (item, fingerprint) pairs that the journal kept, in this order."""
-        with self.mutex:
+        with self._rearranging():
             self._fingerprints.update((item[1], fingerprint) for item, fingerprint in entries)
             self._pending.add_in_order([item for item, _ in entries])
             self._paused = paused
-            self._order_changed()
-            self.not_empty.notify_all()
+        self.wake()
 
     def next_number(self) -> int:
         """A number that puts a prompt behind all that wait; where counting goes on at start."""
@@ -144,9 +137,8 @@ class PromptQueue(QueueOrder):
         entry = history_entry(public_item(item), {"meta": {}}, status)
         finished = self._history.prepare(item[1], entry, fingerprint)
         with self.mutex:
-            self._history.add(finished)
-
-    # --- the worker's side --------------------------------------------------------------------
+            surplus = self._history.add(finished)
+        self._history.erase(surplus)
 
     def get(self, timeout: float | None = None) -> tuple[QueueItem, int] | None:
         """Waits for a prompt and hands it out; it counts as running from here on.
@@ -169,8 +161,9 @@ class PromptQueue(QueueOrder):
             self._texts[key] = entry.texts
             if self.interrupt_flag is not None:
                 self.interrupt_flag.clear()
-            if self._journal is not None:
-                self._journal.mark_running(item[1])
+        if self._journal is not None:
+            self._journal.mark_running(item[1])
+        with self.mutex:
             self._changed()
         return item, key
 
@@ -199,8 +192,9 @@ class PromptQueue(QueueOrder):
         with self.mutex:
             del self.currently_running[item_id], self._texts[item_id]
             self._fingerprints.pop(item[1], None)
-            self._history.add(finished)
+            surplus = self._history.add(finished)
             self._changed()
+        self._history.erase(surplus)
         self._announce_finished(item[1])
 
     def leave_to_next_process(self, item_id: int) -> bool:
@@ -209,10 +203,10 @@ class PromptQueue(QueueOrder):
         Returns:
             False, with nothing done, if there is no journal or somebody stopped the prompt.
         """
+        prompt_id = self.currently_running[item_id][1]
+        if self._journal is None or not self._journal.mark_waiting(prompt_id):
+            return False
         with self.mutex:
-            prompt_id = self.currently_running[item_id][1]
-            if self._journal is None or not self._journal.mark_waiting(prompt_id):
-                return False
             del self.currently_running[item_id], self._texts[item_id]
         return True
 
@@ -232,8 +226,6 @@ class PromptQueue(QueueOrder):
         """Lets a waiting ``get`` look again, and one with a timeout return at once."""
         with self.mutex:
             self.not_empty.notify_all()
-
-    # --- looking ------------------------------------------------------------------------------
 
     def get_current_queue(self) -> tuple[list[QueueItem], list[QueueItem]]:
         """Running and pending items, pending in the order they will run. Treat as read-only."""
@@ -255,31 +247,28 @@ class PromptQueue(QueueOrder):
         """Pending items in order; a copy."""
         return self.get_current_queue()[1]
 
-    # --- taking out ---------------------------------------------------------------------------
-
     def wipe_queue(self) -> None:
         """Drops every pending prompt."""
-        with self.mutex:
-            self._drop(self._pending)
+        self._drop(lambda: self._pending)
 
     def delete_queue_item(self, function: Callable[[QueueItem], bool]) -> bool:
         """Drops the first pending item for which function holds; says whether there was one."""
-        with self.mutex:
-            found = next((entry for entry in self._pending if function(entry.item)), None)
-            if found is not None:
-                self._drop([found])
-        return found is not None
+
+        def choose() -> Iterable[Pending]:
+            return [entry for entry in self._pending if function(entry.item)][:1]
+
+        return bool(self._drop(choose))
 
     def delete_items(
         self, prompt_ids: Iterable[str], is_allowed: Callable[[QueueItem], bool] = lambda _: True
     ) -> int:
         """Drops the pending prompts among these that may be dropped; returns their number."""
-        with self.mutex:
-            found = {name: self._pending.find(name) for name in prompt_ids}
-            entries = [entry for entry in found.values() if entry and is_allowed(entry.item)]
-            if entries:
-                self._drop(entries)
-        return len(entries)
+
+        def choose() -> Iterable[Pending]:
+            found = map(self._pending.find, dict.fromkeys(prompt_ids))
+            return [entry for entry in found if entry and is_allowed(entry.item)]
+
+        return len(self._drop(choose))
 
     def interrupt(self, prompt_id: str | None = None, *, for_good: bool = True) -> bool:
         """Stops the running prompt, if it is the named one; None means whichever runs.
@@ -289,33 +278,70 @@ class PromptQueue(QueueOrder):
         Args:
             for_good: Whether it must not run again should the process end before the prompt does.
         """
-        with self.mutex:
-            running = [item[1] for item in self.currently_running.values()]
-            hit = [name for name in running if prompt_id is None or name == prompt_id]
-            if not hit:
-                return False
-            if self.interrupt_flag is not None:
-                self.interrupt_flag.set()
-            listeners = list(self._interrupt_listeners)
-        for listener in listeners:
-            listener(hit[0])
-        if for_good and self._journal is not None:
-            self._journal.mark_stopped(hit[0])
-        return True
+        hit = self._stop_running(prompt_id)
+        self._interrupted(hit, for_good)
+        return hit is not None
 
     def cancel(self, prompt_id: str) -> CancelOutcome:
         """Stops or removes one job, wherever it is."""
         with self.mutex:
-            if self.interrupt(prompt_id):
-                return CancelOutcome.INTERRUPTED
-            entry = self._pending.find(prompt_id)
-            if entry is None:
-                known = prompt_id in self._history
-                return CancelOutcome.FINISHED if known else CancelOutcome.UNKNOWN
-            self._drop([entry])
-        return CancelOutcome.REMOVED
+            hit = self._stop_running(prompt_id)
+            entry = self._pending.find(prompt_id) if hit is None else None
+            dropped = self._take_out([entry]) if entry is not None else []
+        self._interrupted(hit, for_good=True)
+        self._forget(dropped)
+        if hit is not None:
+            return CancelOutcome.INTERRUPTED
+        if dropped:
+            return CancelOutcome.REMOVED
+        return CancelOutcome.FINISHED if prompt_id in self._history else CancelOutcome.UNKNOWN
 
-    # --- history ------------------------------------------------------------------------------
+    def _stop_running(self, prompt_id: str | None) -> str | None:
+        """Sets the flag if this prompt runs; returns the id of the one that was hit."""
+        with self.mutex:
+            running = (item[1] for item in self.currently_running.values())
+            hit = next((name for name in running if prompt_id is None or name == prompt_id), None)
+            if hit is not None and self.interrupt_flag is not None:
+                self.interrupt_flag.set()
+        return hit
+
+    def _interrupted(self, prompt_id: str | None, for_good: bool) -> None:
+        """Follows up that the flag was set for a prompt; the lock is not held."""
+        if prompt_id is None:
+            return
+        for listener in list(self._interrupt_listeners):
+            listener(prompt_id)
+        if for_good and self._journal is not None:
+            self._journal.mark_stopped(prompt_id)
+
+    def _drop(self, choose: Callable[[], Iterable[Pending]]) -> list[str]:
+        """Drops the pending prompts that are chosen under the lock; returns their ids."""
+        with self.mutex:
+            dropped = self._take_out(choose())
+        self._forget(dropped)
+        return dropped
+
+    def _take_out(self, entries: Iterable[Pending]) -> list[str]:
+        """Takes pending prompts out; by their ids, those who wait for them find them cancelled."""
+        dropped = list(entries)
+        if not dropped:
+            return []
+        for entry in dropped:
+            status = items.cancelled_status(entry.prompt_id)
+            cancelled = history_entry(public_item(entry.item), {"meta": {}}, status)
+            self._history.add_removed(cancelled, entry.texts)
+        names = self._pending.remove(dropped)
+        self._changed()
+        return names
+
+    def _forget(self, prompt_ids: Sequence[str]) -> None:
+        """Forgets prompts that were taken out; from here on their ids are free."""
+        if self._journal is not None and prompt_ids:
+            self._journal.forget(prompt_ids)
+        with self.mutex:
+            for prompt_id in prompt_ids:
+                self._fingerprints.pop(prompt_id, None)
+        self._announce_finished(*prompt_ids)
 
     @property
     def history(self) -> HistoryStore:
@@ -340,19 +366,19 @@ class PromptQueue(QueueOrder):
         with self.mutex:
             names = [prompt_id] if prompt_id else self._history.page(max_items, offset)
         entries = self._history.read(names)
-        if map_function is None:
-            return entries
-        return {name: map_function(entry) for name, entry in entries.items()}
+        return {name: map_function(e) for name, e in entries.items()} if map_function else entries
 
     def wipe_history(self) -> None:
         """Forgets every finished prompt."""
         with self.mutex:
             self._history.clear()
+        self._history.erase(None)
 
     def delete_history_item(self, id_to_delete: str) -> None:
         """Forgets one finished prompt; an unknown id is ignored."""
         with self.mutex:
             self._history.delete(id_to_delete)
+        self._history.erase([id_to_delete])
 
     def add_interrupt_listener(self, listener: Callable[[str], None]) -> None:
         """Calls listener(prompt_id) after a running prompt was told to stop."""
@@ -362,24 +388,8 @@ class PromptQueue(QueueOrder):
         """Calls listener(prompt_id) once the history can tell how a prompt has ended."""
         self._finished_listeners.append(listener)
 
-    # --- inside; the lock is held -------------------------------------------------------------
-
     def _changed(self) -> None:
         self.sink.publish(events.Status(len(self._pending) + len(self.currently_running)))
-
-    def _drop(self, entries: Iterable[Pending]) -> None:
-        """Takes pending prompts out; by their ids, those who wait for them find them cancelled."""
-        dropped = list(entries)
-        names = self._pending.remove(dropped)
-        for entry in dropped:
-            self._fingerprints.pop(entry.prompt_id, None)
-            status = items.cancelled_status(entry.prompt_id)
-            cancelled = history_entry(public_item(entry.item), {"meta": {}}, status)
-            self._history.add_removed(cancelled, entry.texts)
-        if self._journal is not None and names:
-            self._journal.forget(names)
-        self._changed()
-        self._announce_finished(*names)
 
     def _announce_finished(self, *prompt_ids: str) -> None:
         for prompt_id, listener in itertools.product(prompt_ids, list(self._finished_listeners)):

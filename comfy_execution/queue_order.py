@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from comfy_execution.pending import PendingPrompts
@@ -20,6 +21,7 @@ class QueueOrder(ABC):
     _journal: Journal | None
     _pending: PendingPrompts
     _paused: bool
+    _ordering: threading.Lock  # so that the journal gets one order after the other
 
     @abstractmethod
     def wake(self) -> None:
@@ -51,23 +53,25 @@ class QueueOrder(ABC):
         Returns:
             All pending ids in their new order. Ids that are not pending are ignored.
         """
-        with self.mutex:
+        with self._rearranging():
             self._pending.reorder(prompt_ids)
-            self._order_changed()
             return [entry.prompt_id for entry in self._pending]
 
     def set_number(self, prompt_id: str, number: float) -> bool:
         """Gives a pending prompt another position value; smaller runs first."""
-        with self.mutex:
+        with self._rearranging():
             entry = self._pending.find(prompt_id)
             if entry is not None:
                 self._pending.set_number(entry, number)
-                self._order_changed()
         return entry is not None
 
-    def _order_changed(self) -> None:
-        if self._journal is not None:
-            self._journal.set_order(
-                [(entry.prompt_id, entry.order[0], entry.order[1]) for entry in self._pending]
-            )
-        self._changed()
+    @contextmanager
+    def _rearranging(self) -> Iterator[None]:
+        """Holds the lock while the order changes, then tells everybody and the journal."""
+        with self._ordering:
+            with self.mutex:
+                yield
+                order = [(entry.prompt_id, *entry.order) for entry in self._pending]
+                self._changed()
+            if self._journal is not None:
+                self._journal.set_order(order)

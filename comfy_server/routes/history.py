@@ -71,10 +71,10 @@ async def post_history(request: web.Request) -> web.Response:
     body = await read_object(request)
     unwanted = id_list(body, "delete")
     if body.get("clear") and is_admin(request):
-        queue.wipe_history()
+        await asyncio.to_thread(queue.wipe_history)
     elif body.get("clear"):
         unwanted += [str(job["id"]) for job in finished_jobs(request, queue)]
     for prompt_id in unwanted:
         if finished_entry(request, queue, prompt_id):
-            queue.delete_history_item(prompt_id)
+            await asyncio.to_thread(queue.delete_history_item, prompt_id)
     return web.Response()

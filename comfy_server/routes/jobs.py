@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from aiohttp import web
@@ -102,8 +103,8 @@ async def cancel_jobs(request: web.Request) -> web.Response:
         return error_response(400, "some job ids are malformed", invalid_ids=invalid)
     queue = request.app[SERVICES].queue
     mine = [job_id for job_id in ids if controls(request, queue, job_id)]
-    outcomes = [queue.cancel(job_id).cancelled for job_id in mine]
-    return json_response({"cancelled": any(outcomes)})
+    outcomes = [await asyncio.to_thread(queue.cancel, job_id) for job_id in mine]
+    return json_response({"cancelled": any(outcome.cancelled for outcome in outcomes)})
 
 
 @routes.post("/api/jobs/{job_id}/cancel")
@@ -111,5 +112,7 @@ async def cancel_jobs(request: web.Request) -> web.Response:
 async def cancel_job(request: web.Request) -> web.Response:
     """Stops or removes one job; `cancelled` is false when it is neither waiting nor running."""
     queue, job_id = request.app[SERVICES].queue, request.match_info["job_id"]
-    cancelled = controls(request, queue, job_id) and queue.cancel(job_id).cancelled
-    return json_response({"cancelled": cancelled})
+    if not controls(request, queue, job_id):
+        return json_response({"cancelled": False})
+    outcome = await asyncio.to_thread(queue.cancel, job_id)
+    return json_response({"cancelled": outcome.cancelled})

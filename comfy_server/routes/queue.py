@@ -1,7 +1,11 @@
-"""The queue and what stops it: `/queue`, `/interrupt`, `/free`."""
+"""The queue and what stops it: `/queue`, `/interrupt`, `/free`.
+
+What changes the queue is done in a thread: it is written to the journal, and a disk may be slow.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,10 +64,10 @@ async def post_queue(request: web.Request) -> web.Response:
     unwanted = set(id_list(body, "delete"))
     sees = sees_item(request)
     if body.get("clear") and is_admin(request):
-        queue.wipe_queue()
+        await asyncio.to_thread(queue.wipe_queue)
     elif body.get("clear"):
         unwanted |= {item[1] for item in visible_queue(request, queue)[1]}
-    queue.delete_items(unwanted, sees)
+    await asyncio.to_thread(queue.delete_items, unwanted, sees)
     return web.Response()
 
 
@@ -78,11 +82,11 @@ async def post_interrupt(request: web.Request) -> web.Response:
     prompt_id = body.get("prompt_id")
     queue = request.app[SERVICES].queue
     if is_admin(request):
-        queue.interrupt(str(prompt_id) if prompt_id else None)
+        await asyncio.to_thread(queue.interrupt, str(prompt_id) if prompt_id else None)
         return web.Response()
     for item in visible_queue(request, queue)[0]:
         if not prompt_id or item[1] == prompt_id:
-            queue.interrupt(item[1])
+            await asyncio.to_thread(queue.interrupt, item[1])
     return web.Response()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -72,7 +73,7 @@ async def post_resume(request: web.Request) -> web.Response:
 async def post_clear(request: web.Request) -> web.Response:
     """Takes out every waiting prompt."""
     queue = _admin_queue(request)
-    queue.wipe_queue()
+    await asyncio.to_thread(queue.wipe_queue)
     return _state(queue)
 
 
@@ -82,7 +83,7 @@ async def post_reorder(request: web.Request) -> web.Response:
     """Puts the named prompts first, in this order; the rest keep theirs."""
     queue = _admin_queue(request)
     body = await read_object(request)
-    queue.reorder(id_list(body, "prompt_ids"))
+    await asyncio.to_thread(queue.reorder, id_list(body, "prompt_ids"))
     return _state(queue)
 
 
@@ -97,7 +98,7 @@ async def post_priority(request: web.Request) -> web.Response:
     queue = _admin_queue(request)
     body = await read_object(request)
     prompt_id = str(body.get("prompt_id"))
-    if queue.set_number(prompt_id, _number(body)):
+    if await asyncio.to_thread(queue.set_number, prompt_id, _number(body)):
         return _state(queue)
     if queue.is_running(prompt_id) or prompt_id in queue.history:
         return error_response(409, f"prompt {prompt_id} waits no longer: it runs or has ended")

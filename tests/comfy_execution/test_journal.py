@@ -387,6 +387,45 @@ def test_a_prompt_that_the_disk_refuses_is_taken_back(path: Path, disk: Disk, st
         assert entry["status"]["messages"][-1][0] == "execution_interrupted"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda queue: queue.get(timeout=0),
+        lambda queue: queue.cancel("waits"),
+        lambda queue: queue.interrupt("runs"),
+        lambda queue: queue.wipe_queue(),
+        lambda queue: queue.reorder(["later"]),
+        lambda queue: queue.task_done(key_of(queue), {"outputs": {}, "meta": {}}, SUCCESS),
+        lambda queue: queue.delete_history_item("ended"),
+        lambda queue: queue.wipe_history(),
+        lambda queue: queue.put(item("new")),
+    ],
+    ids=["get", "cancel", "interrupt", "wipe", "reorder", "done", "delete", "forget", "put"],
+)
+def test_whoever_looks_does_not_wait_for_a_disk_that_stands_still(path: Path, change: Any) -> None:
+    process = Process(path)
+    for name in ("ended", "runs", "waits", "later"):
+        process.queue.put(item(name))
+    process.queue.task_done(process.start(), {"outputs": {}, "meta": {}}, SUCCESS)
+    process.start()
+    with process.journal._lock:  # as a statement does that waits for the disk
+        changing = threading.Thread(target=change, args=(process.queue,))
+        changing.start()
+        changing.join(0.02)
+        assert changing.is_alive()
+        process.queue.get_current_queue()
+        process.queue.get_tasks_remaining()
+        process.queue.get_history()
+        assert not process.queue.is_running("nobody")
+    changing.join(10)
+    assert not changing.is_alive()
+    process.die()
+
+
+def key_of(queue: PromptQueue) -> int:
+    return next(iter(queue.currently_running))
+
+
 def test_a_full_disk_refuses_prompts_and_keeps_what_was_accepted(path: Path) -> None:
     process = Process(path)
     process.queue.put(item("a"))
