@@ -225,6 +225,11 @@ class Hub:
             for client in watching:
                 self._put(client, frame)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody follows the log; may be asked from any thread."""
+        return any(client.wants_logs for client in list(self.clients.values()))
+
     def is_heard(self, sid: str | None) -> bool:
         """Whether a frame to this client (None: to all) reaches, or is kept for, anybody.
 

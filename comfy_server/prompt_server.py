@@ -297,4 +297,5 @@ class PromptServer:
         self.hub.post(lambda: self.hub.send_binary(frame, sid, user))
 
     def _on_logs(self, entries: list[dict[str, str]], size: dict[str, int] | None) -> None:
-        self.hub.post(lambda: self.hub.send_logs(entries, size))
+        if self.hub.is_watched:
+            self.hub.post(lambda: self.hub.send_logs(entries, size))
