@@ -14,6 +14,7 @@ from comfy.patching.options import (
 from comfy.patching.patcher import ModelPatcher
 from comfy.patching.wrappers import CallbacksMP, PatcherInjection, WrappersMP
 from comfy.public import write_through
+from comfy.quant_ops import QuantizedTensor
 from comfy.weights.rounding import string_to_seed
 
 write_through(__name__, {"CoreModelPatcher": dynamic.core_patcher_class})

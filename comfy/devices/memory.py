@@ -138,9 +138,10 @@ def get_free_memory(
     if device.type in UNIFIED_KINDS:
         free = cached = _available_ram()
     else:
-        cached = _allocator_stat(device, "reserved_bytes.all.current") - _allocator_stat(
-            device, "active_bytes.all.current"
+        held, used = _allocator_stats(
+            device, "reserved_bytes.all.current", "active_bytes.all.current"
         )
+        cached = held - used
         free = _device_free_total(device)[0] + cached
     return (free, cached) if torch_free_too else free
 
@@ -190,9 +191,15 @@ def _device_free_total(device: torch.device) -> tuple[int, int]:
     return max(0, total - _allocator_stat(device, "reserved_bytes.all.current")), total
 
 
-def _allocator_stat(device: torch.device, name: str) -> int:
+def _allocator_stats(device: torch.device, *names: str) -> list[int]:
+    """Figures of torch's allocator, asked for together: building the table takes its time."""
     ask = getattr(accelerators.device_module(device), "memory_stats", None)
-    return int(ask(device).get(name, 0)) if ask is not None else 0
+    table = ask(device) if ask is not None else {}
+    return [int(table.get(name, 0)) for name in names]
+
+
+def _allocator_stat(device: torch.device, name: str) -> int:
+    return _allocator_stats(device, name)[0]
 
 
 def allocated_bytes(device: torch.device) -> int:

@@ -154,7 +154,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(accelerators, "compute_capability", lambda _: capability)
         monkeypatch.setattr(accelerators, "device_name", lambda _: name)
         monkeypatch.setattr(memory, "_device_free_total", lambda _: (int(gib * 2**30),) * 2)
-        monkeypatch.setattr(memory, "_allocator_stat", lambda *_: 0)
+        monkeypatch.setattr(memory, "_allocator_stats", lambda _, *names: [0] * len(names))
         return device
 
     yield make

@@ -74,7 +74,7 @@ def test_a_run_gives_the_same_wherever_the_weights_are(model: Any, accelerator: 
     for asynchronous in (False, True):
         accelerator.set_async(asynchronous)
         for kind in (ModelPatcher, ModelPatcherDynamic):
-            for capacity in (1 << 30, 2_000_000, 400_000):
+            for capacity in (1 << 30, 400_000):
                 residency.unload_all_models()
                 accelerator.set_capacity(capacity)
                 plain = kind(model.model, model.load_device, model.offload_device)

@@ -290,7 +290,7 @@ STEPS = (
 @pytest.mark.parametrize("kind", [ModelPatcher, ModelPatcherDynamic])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @settings(
-    max_examples=5,
+    max_examples=4,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
