@@ -163,3 +163,31 @@ async def test_the_page_address_is_logged(
     task.cancel()
     await asyncio.wait([task], timeout=5)
     assert f"the editor is at {url}" in caplog.text
+
+
+async def test_a_client_that_never_ends_its_request_is_cut_and_others_are_not(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("comfy_server.connections.CHECK_S", 0.01)
+    monkeypatch.setattr("comfy_server.connections.HEAD_S", 0.03)
+    monkeypatch.setattr("comfy_server.connections.BODY_S", 0.03)
+    server = make_server(ServerOptions(port=0))
+    server.add_routes()
+    async with running(server) as listeners, ClientSession(listeners[0].url) as client:
+        socket = await client.ws_connect("/ws")
+        port = listeners[0].port
+        ends = []
+        for start in (
+            b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+            b"",
+            b"POST /prompt HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{",
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(start)
+            ends.append(reader.read())
+        answers = await asyncio.wait_for(asyncio.gather(*ends, return_exceptions=True), 5)
+        assert all(answer == b"" or isinstance(answer, OSError) for answer in answers)
+        assert (await client.get("/prompt")).status == 200
+        assert (await socket.receive_json())["type"] == "status"
+        assert not socket.closed
+        await socket.close()
