@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -35,27 +35,41 @@ def check_latent(patcher: Any, noise: Tensor, latent_image: Tensor) -> None:
         )
 
 
-def check_widths(model: Any, name: str, entries: Sequence[dict[str, Any]]) -> None:
+def check_widths(
+    model: Any, conds: Mapping[str, Sequence[dict[str, Any]]], model_options: Mapping[str, Any]
+) -> None:
     """Refuse inputs that were made with another model's text encoder.
+
+    Nothing is checked where code of the run stands between the inputs and the network: it may
+    make them fit.
 
     Args:
         model: A base model; `conditioning_widths()`, if it has it, gives the widths it takes.
-        name: The list: "positive", "negative" or another.
-        entries: Entries with their `model_conds`.
+        conds: Processed lists by name.
+        model_options: Options of the run.
 
     Raises:
         ValueError: An input is wider or narrower than the model takes.
     """
+    wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
+    between = [kind for kind in ("apply_model", "diffusion_model") if any(wrappers.get(kind, ()))]
+    if between or model_options.get("model_function_wrapper") is not None:
+        return
     widths: dict[str, int] = getattr(model, "conditioning_widths", dict)()
-    for entry in entries:
-        for key, wanted in widths.items():
-            value = getattr(entry["model_conds"].get(key), "cond", None)
-            if torch.is_tensor(value) and value.shape[-1] != wanted:
-                raise ValueError(
-                    f"the {name} conditioning gives the model {key} of width {value.shape[-1]} "
-                    f"(shape {tuple(value.shape)}), but it takes {wanted}: the text was encoded "
-                    "for another kind of model; encode it with the CLIP of this model's checkpoint"
-                )
+    for name, entries in conds.items():
+        for entry in entries:
+            for key, wanted in widths.items():
+                _check_width(entry["model_conds"].get(key), wanted, f"{name} conditioning", key)
+
+
+def _check_width(made: Any, wanted: int, whose: str, key: str) -> None:
+    value = getattr(made, "cond", None)
+    if torch.is_tensor(value) and value.shape[-1] != wanted:
+        raise ValueError(
+            f"the {whose} gives the model {key} of width {value.shape[-1]} (shape "
+            f"{tuple(value.shape)}), but it takes {wanted}: the text was encoded for another kind "
+            "of model; encode it with the CLIP of this model's checkpoint"
+        )
 
 
 def check_sigmas(levels: Sequence[float]) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from comfy import resize
-from comfy.sampling import checks, masks
+from comfy.sampling import masks
 
 CondList = list[dict[str, Any]]
 
@@ -259,8 +259,6 @@ def process_conds(
                 model.extra_conds, conds[name], noise, device, name,
                 **facts, latent_shapes=latent_shapes,
             )  # fmt: skip
-        for name in conds:
-            checks.check_widths(model, name, conds[name])
     _complete_areas(conds)
     for entries in conds.values():
         for entry in entries:

@@ -184,6 +184,7 @@ class CFGGuider:
             self.inner_model, noise, self.conds, device, latent_image, denoise_mask, seed,
             latent_shapes=latent_shapes,
         )  # fmt: skip
+        checks.check_widths(self.inner_model, self.conds, self.model_options)
         options = create_model_options_clone(self.model_options)
         options.setdefault("transformer_options", {})["sample_sigmas"] = sigmas
         extra_args = {"model_options": options, "seed": seed}

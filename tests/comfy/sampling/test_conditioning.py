@@ -151,6 +151,39 @@ def test_conditioning_of_another_model_is_refused_with_both_widths() -> None:
         go(text(1.0), text(0.0, pooled=torch.zeros(1, 3)))
 
 
+def test_a_wrapper_may_make_conditioning_fit() -> None:
+    def fit(apply_model: Any, args: dict[str, Any]) -> Tensor:
+        inputs = {**args["c"], "c_crossattn": args["c"]["c_crossattn"][..., :4]}
+        return apply_model(args["input"], args["timestep"], **inputs)
+
+    view = patcher(PickyModel())
+    view.set_model_unet_function_wrapper(fit)
+    latent = torch.zeros(1, 4, 8, 8)
+    made = run.sample_custom(
+        view, latent, 1.0, samplers.ksampler("euler"), torch.tensor([1.0, 0.0]),
+        [text(1.0, width=5)], [text(0.0, width=5)], latent, disable_pbar=True, seed=1,
+    )  # fmt: skip
+    assert torch.allclose(made, torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(
+    ("config", "widths"),
+    [
+        ({"context_dim": 768}, {"c_crossattn": 768}),
+        ({"context_dim": [1024, 1024], "adm_in_channels": 2048}, {"c_crossattn": 1024, "y": 2048}),
+        ({"context_in_dim": 4096, "vec_in_dim": 768}, {"c_crossattn": 4096, "y": 768}),
+        ({"context_dim": None, "adm_in_channels": None}, {}),
+    ],
+)
+def test_a_base_model_knows_its_widths(config: dict[str, Any], widths: dict[str, int]) -> None:
+    from types import SimpleNamespace
+
+    from comfy.families.base import BaseModel
+
+    model = SimpleNamespace(model_config=SimpleNamespace(unet_config=config))
+    assert BaseModel.conditioning_widths(model) == widths
+
+
 def test_contexts_are_repeated_to_a_common_length_without_changing_the_result() -> None:
     class MeanModel(NumberModel):
         def apply_model(self, x: Tensor, t: Tensor, c_crossattn: Tensor, **kw: Any) -> Tensor:
