@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from comfy_execution.signatures import Parts, explain
 
 MOST_NODES = 2000
 """Nodes that a job record describes one by one; longer ones would crowd the history."""
+SHORT_S = 0.001
+"""Nodes that run no longer cannot fill much memory: the highest use is not measured anew for them,
+which would take a tenth of their time."""
 
 
 class RunRecord:
@@ -25,6 +28,7 @@ class RunRecord:
         self._now = now
         self._started: dict[str, float] = {}
         self._nodes: dict[str, dict[str, Any]] = {}
+        self._peak_bytes: int | None = None
 
     def start(self, node_id: str) -> None:
         """A node is called; a second call (after waiting) does not start the clock again."""
@@ -39,11 +43,15 @@ class RunRecord:
         self,
         node_id: str,
         class_type: str,
-        peak_memory_bytes: int | None,
+        peak_memory: Callable[[], int | None],
         *,
         failed: bool = False,
     ) -> None:
-        """A node has run to its end, or failed."""
+        """A node has run to its end, or failed.
+
+        Args:
+            peak_memory: Measures the highest memory use up to now, in bytes.
+        """
         if len(self._nodes) >= MOST_NODES:
             return
         took = time.perf_counter() - self._started.get(node_id, time.perf_counter())
@@ -54,8 +62,10 @@ class RunRecord:
         }
         if node_id in self._now:
             entry["reason"] = explain(self._before.get(node_id), self._now[node_id])
-        if peak_memory_bytes is not None:
-            entry["peak_memory_bytes"] = peak_memory_bytes
+        if took > SHORT_S or self._peak_bytes is None:
+            self._peak_bytes = peak_memory()
+        if self._peak_bytes is not None:
+            entry["peak_memory_bytes"] = self._peak_bytes
         if failed:
             entry["failed"] = True
         self._nodes[node_id] = entry

@@ -175,7 +175,7 @@ class PromptRun:
         except BaseException as error:  # noqa: BLE001 - a node may raise anything, even SystemExit
             self.hooks.guard.leave()
             class_type = self.prompt.get_node(node_id)["class_type"]
-            self.record.finish(node_id, class_type, self.hooks.peak_memory(), failed=True)
+            self.record.finish(node_id, class_type, self.hooks.peak_memory, failed=True)
             if self.hooks.is_interruption(error):
                 return ExecutionResult.FAILURE, Failure(node_id, interrupted=True), error
             failure = describe_failure(node_id, error, self._inputs, self.hooks.failure_hint)
@@ -384,7 +384,7 @@ class PromptRun:
         owner = Ownership(self.prompt.get_real_node_id(node_id), is_expanded)
         self.caches.outputs.put(self.signatures.get(node_id), entry, owner)
         self.executed[node_id] = None
-        self.record.finish(node_id, spec.class_type, self.hooks.peak_memory())
+        self.record.finish(node_id, spec.class_type, self.hooks.peak_memory)
         self.progress.finish_progress(node_id)
         return DONE
 
