@@ -21,7 +21,9 @@ from comfy_extras import (
     nodes_lumina2,
     nodes_mahiro,
     nodes_model_advanced,
+    nodes_pag,
     nodes_perpneg,
+    nodes_sag,
     nodes_slg,
     nodes_tcfg,
     nodes_video_model,
@@ -265,6 +267,55 @@ def test_rescaling_of_skipped_layers() -> None:
     raw = plain(COND, UNCOND) + 2.5 * (COND - skipped)
     expected = raw * (0.4 * COND.std() / raw.std() + 0.6)
     torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_self_attention_guidance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hong et al. 2023, equations 10 and 16: blur the estimate where it is looked at, predict from
+    it with the same noise, and move away from what that loses."""
+    from scipy.ndimage import gaussian_filter
+
+    view = nodes_sag.SelfAttentionGuidance.execute(patcher(TestModel()), 0.7, 2.0)[0]
+    recorder = view.model_options["transformer_options"]["patches_replace"]["attn1"][
+        ("middle", 0, 0)
+    ]
+    rows, columns, heads = 3, 5, 2
+    generator = torch.Generator().manual_seed(8)
+    scores = torch.randn(SHAPE[0] * heads, 15, 15, generator=generator).softmax(-1)
+    recorder.scores = scores
+    estimate, seen = draw(7), []
+
+    def calculate(model: Any, conds: Any, x: Tensor, sigma: Tensor, options: Any) -> list[Tensor]:
+        seen.append(x)
+        return [estimate]
+
+    monkeypatch.setattr(nodes_sag.batching, "calc_cond_batch", calculate)
+    made = guided(view)
+    received = scores.numpy().reshape(SHAPE[0], heads, 15, 15).mean(1).sum(1)
+    mask = (received.reshape(SHAPE[0], 1, rows, columns) > 1.0).repeat(2, 2).repeat(2, 3)
+    uncond = UNCOND.double().numpy()
+    blurred = gaussian_filter(uncond, (0, 0, 2.0, 2.0), mode="mirror", truncate=2.0)
+    degraded = torch.from_numpy(np.where(mask, blurred, uncond)).float()
+    torch.testing.assert_close(seen[0], degraded + X - UNCOND, rtol=1e-4, atol=1e-4)
+    expected = UNCOND + SCALE * (COND - UNCOND) + 0.7 * (degraded - estimate)
+    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_perturbed_attention_guidance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ahn et al. 2024, equation 14: away from the estimate whose tokens see only themselves."""
+    perturbed, blocks = draw(7), []
+
+    def calculate(model: Any, conds: Any, x: Tensor, sigma: Tensor, options: Any) -> list[Tensor]:
+        blocks.append(options["transformer_options"]["patches_replace"]["attn1"])
+        return [perturbed]
+
+    monkeypatch.setattr(nodes_pag.batching, "calc_cond_batch", calculate)
+    made = guided(nodes_pag.PerturbedAttentionGuidance.execute(patcher(TestModel()), 2.5)[0])
+    expected = UNCOND + SCALE * (COND - UNCOND) + 2.5 * (COND - perturbed)
+    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4)
+    (((place, replacement),),) = [list(block.items()) for block in blocks]
+    assert place[:2] == ("middle", 0)
+    q, k, v = (draw(seed).flatten(2) for seed in (1, 2, 3))
+    assert torch.equal(replacement(q, k, v, {}), v)
 
 
 NODES = [node for node, _, _ in FORMULAS] + [nodes_mahiro.Mahiro.execute]
