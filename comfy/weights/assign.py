@@ -19,6 +19,8 @@ from comfy.weights.mapped_file import release_pages
 
 logger = logging.getLogger(__name__)
 
+BLOCK_ELEMENTS = 2**22  # of a weight, copied between two looks for a cancellation
+
 
 @dataclass(frozen=True)
 class AssignReport:
@@ -85,11 +87,22 @@ def _in_form_of(tensor: torch.Tensor, target: torch.Tensor | None) -> torch.Tens
         return tensor
     if channels_last:
         converted = torch.empty(tensor.shape, dtype=dtype, memory_format=torch.channels_last)
-        converted.copy_(tensor)
     else:
-        converted = tensor.to(dtype=dtype)
+        converted = torch.empty_like(tensor, dtype=dtype)
+    _copy(converted, tensor)
     release_pages(tensor)
     return converted
+
+
+def _copy(converted: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copies a block of rows at a time: a large weight, cold on a disk, takes half a second."""
+    if tensor.numel() <= BLOCK_ELEMENTS or tensor.ndim == 0:
+        converted.copy_(tensor)
+        return
+    rows = max(1, BLOCK_ELEMENTS * tensor.shape[0] // tensor.numel())
+    for into, part in zip(converted.split(rows), tensor.split(rows)):
+        throw_exception_if_processing_interrupted()
+        into.copy_(part)
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from comfy.interrupt import INTERRUPT, InterruptProcessingException
-from comfy.weights import mapped_file, written_file
+from comfy.weights import assign, mapped_file, written_file
 from comfy.weights.assign import assign_weights
 from comfy.weights.mapped_file import SAFETENSORS_TYPES, open_tensors
 from comfy.weights.state_dict import load_torch_file, save_torch_file
@@ -104,3 +104,28 @@ def test_a_cancellation_stops_loading(tmp_path: Path, monkeypatch: pytest.Monkey
     INTERRUPT.set()
     with pytest.raises(InterruptProcessingException):
         open_tensors(path, memory_map=False)
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (6, 3, 3, 3), (9,), ()])
+def test_blocks_of_a_weight_make_up_the_whole(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assign, "BLOCK_ELEMENTS", 10)
+    network = nn.Module()
+    network.weight = nn.Parameter(torch.empty(shape))
+    if len(shape) == 4:
+        network.to(memory_format=torch.channels_last)
+    stored = torch.randn(shape, generator=torch.Generator().manual_seed(1)).half()
+    assign_weights(network, {"weight": stored})
+    assert torch.equal(network.weight, stored.float())
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            raise InterruptProcessingException
+
+    monkeypatch.setattr(assign, "throw_exception_if_processing_interrupted", look)
+    if stored.numel() > 10:
+        with pytest.raises(InterruptProcessingException):
+            assign_weights(network, {"weight": stored})
