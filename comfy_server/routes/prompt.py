@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 routes = web.RouteTableDef()
 
+MOST_WAITING = 100_000
 ID_PATTERN = re.compile(r"[\w.:@+=-]{1,128}", re.ASCII)
 REPLY_LEAD_S = 0.01  # what a busy client needs to read the reply before the frames behind it
 
@@ -191,7 +192,14 @@ def _claim(request: web.Request, server: PromptServer, submitted: Request) -> No
 
 
 async def _require_room(request: web.Request, server: PromptServer) -> None:
-    """Refuses prompts of users whose folders are full."""
+    """Refuses prompts while very many wait, and those of users whose folders are full."""
+    if server.prompt_queue.get_tasks_remaining() >= MOST_WAITING:
+        raise PromptRefused(
+            "queue_full",
+            "Too many prompts are waiting",
+            f"{MOST_WAITING} prompts wait; post again when some have run, or clear the queue",
+            503,
+        )
     user = bounded_user(request)
     if user is None or server.quota.limit_bytes <= 0:
         return

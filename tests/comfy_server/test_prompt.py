@@ -169,3 +169,15 @@ async def test_a_disk_that_refuses_is_a_503_that_says_so(
     status, error = await refusal(client, json={"prompt": PROMPT, "prompt_id": "p"})
     assert (status, error["type"]) == (503, "not_stored")
     assert "disk full" in error["details"]
+
+
+async def test_a_queue_of_very_many_prompts_takes_no_more(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("comfy_server.routes.prompt.MOST_WAITING", 2)
+    statuses = [(await client.post("/prompt", json={"prompt": PROMPT})).status for _ in range(3)]
+    assert statuses == [200, 200, 503]
+    answer = await client.post("/prompt", json={"prompt": PROMPT})
+    assert (await answer.json())["error"]["type"] == "queue_full"
+    await client.post("/queue", json={"clear": True})
+    assert (await client.post("/prompt", json={"prompt": PROMPT})).status == 200
