@@ -65,6 +65,7 @@ MODULES: tuple[str, ...] = (
     "nodes_morphology",
     "nodes_canny",
     "nodes_webcam",
+    "nodes_websocket_image",
     "nodes_hunyuan",
     "nodes_hunyuan3d",
     "nodes_wan",

@@ -73,8 +73,10 @@ def offered() -> dict[str, dict[str, Any]]:
     return listed
 
 
-# Nodes that only this server has, and two that the recorded one lacked a package for.
+# Nodes that only this server has, two that the recorded one lacked a package for, and one that the
+# reference ships as a pack.
 OWN_NODES = {
+    "SaveImageWebsocket",
     "NAGuidance",
     "CLIPSetWeightInterpretation",
     "UpscaleModelLoader",

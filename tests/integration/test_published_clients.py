@@ -102,6 +102,37 @@ def test_a_poller_without_a_socket_gets_its_picture_each_time(
         assert picture.size == (64, 64)
 
 
+async def test_results_can_come_over_the_socket(server: ServerProcess) -> None:
+    """Each picture as a PNG behind eight bytes, every time, also when it is known."""
+    size = {"width": 96, "height": 64, "batch_size": 3, "color": 0x0A141E}
+    prompt = {
+        "1": {"class_type": "EmptyImage", "inputs": size},
+        "2": {"class_type": "SaveImageWebsocket", "inputs": {"images": ["1", 0]}},
+    }
+    client_id = uuid.uuid4().hex
+    async with (
+        aiohttp.ClientSession(server.url) as session,
+        session.ws_connect(f"/ws?clientId={client_id}") as socket,
+    ):
+        for _ in range(2):
+            body = {"prompt": prompt, "client_id": client_id}
+            async with session.post("/prompt", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+            frames: list[bytes] = []
+            is_running = True
+            while is_running:
+                message = await socket.receive(timeout=TIMEOUT_S)
+                if message.type is aiohttp.WSMsgType.BINARY:
+                    frames.append(message.data)
+                else:
+                    is_running = '"execution_success"' not in message.data
+            assert [frame[:8].hex() for frame in frames] == ["0000000100000002"] * 3
+            for frame in frames:
+                picture = Image.open(io.BytesIO(frame[8:]))
+                assert (picture.format, picture.size) == ("PNG", (96, 64))
+                assert picture.getpixel((5, 5)) == (10, 20, 30)
+
+
 async def test_an_upload_can_be_chosen_at_once(server: ServerProcess) -> None:
     """Its name is looked up among the loader's options right after the upload."""
     content = io.BytesIO()
