@@ -90,6 +90,10 @@ def unused_keys(lora: Mapping[str, torch.Tensor], used: Collection[str]) -> list
 def _adapter(x: str, lora: Mapping[str, torch.Tensor], used: set[str]) -> WeightAdapterBase | None:
     alpha = lora.get(f"{x}.alpha")
     dora_scale = lora.get(f"{x}.dora_scale")
+    if alpha is not None and alpha.numel() != 1:
+        logger.error("'%s.alpha' has the shape %s, not one number: its change is left out",
+                     x, tuple(alpha.shape))  # fmt: skip
+        return None
     for kind in ADAPTERS:
         keys: set[str] = set()
         found = kind.load(x, lora, None if alpha is None else alpha.item(), dora_scale, keys)

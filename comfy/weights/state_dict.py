@@ -12,6 +12,7 @@ import torch
 
 from comfy.devices.runtime import get_runtime
 from comfy.weights.encodings import is_encoded, with_settings
+from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.weights.errors import (
     EmptyWeightFileError,
     HtmlPageError,
@@ -132,7 +133,11 @@ def _refuse_nan(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> Non
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel()
     ]
     looked_at = floats[:: max(1, len(floats) // NAN_SAMPLES)]
-    bad = [key for key, value in looked_at if _middle(value).float().isnan().item()]
+    bad = []
+    for key, value in looked_at:  # each look may wait for a disk
+        throw_exception_if_processing_interrupted()
+        if _middle(value).float().isnan().item():
+            bad.append(key)
     if bad and len(bad) == len(looked_at):
         raise NotANumberError(path, f"its weights are NaN, not numbers (such as '{bad[0]}')")
     if bad:

@@ -342,3 +342,29 @@ def test_layers_of_plain_float8_weights_multiply_them_as_they_are(
     wanted = x @ layer.weight.float().T
     assert (layer(x) - wanted).norm() < 0.06 * wanted.norm()
     assert not torch.equal(layer(x), wanted)
+
+
+@pytest.mark.parametrize("names", ["kohya", "own", "peft"])
+def test_a_lora_file_finds_coded_weights_under_its_names(
+    names: str, tensors: dict[str, Tensor], tmp_path: Path
+) -> None:
+    file, _, metadata = coded(tensors, "old")
+    patcher = load(tiny_checkpoint.write(tmp_path / "coded.safetensors", file, metadata))
+    key = next(k for k in coded_keys(tensors, NETWORK) if k.endswith("attn1.to_q.weight"))
+    ours = key.replace(NETWORK, "diffusion_model.")[: -len(".weight")]
+    stem, up, down = {
+        "kohya": ("lora_unet_" + ours.removeprefix("diffusion_model.").replace(".", "_"),
+                  "lora_up.weight", "lora_down.weight"),
+        "own": (ours, "lora_up.weight", "lora_down.weight"),
+        "peft": (ours, "lora_B.weight", "lora_A.weight"),
+    }[names]  # fmt: skip
+    rows, columns = tensors[key].shape
+    content = {f"{stem}.{up}": torch.ones(rows, 2), f"{stem}.{down}": torch.ones(2, columns)}
+    view, _ = loading.load_lora_for_models(patcher, None, content, 0.5, 0.0)
+    assert view is not None
+    assert list(view.patches) == [f"{ours}.weight"]
+    bare = prediction(patcher.model)
+    view.patch_model(CPU)
+    assert not torch.equal(prediction(view.model), bare)
+    view.unpatch_model()
+    assert torch.equal(prediction(view.model), bare)

@@ -178,3 +178,14 @@ def test_a_file_that_fits_nothing_is_an_error_that_names_it() -> None:
     with pytest.raises(NoMatchingWeightsError, match=r"other\.safetensors.*foreign") as caught:
         require_match([], lora, "other.safetensors")
     assert "family" in caught.value.mend
+
+
+def test_an_alpha_that_is_no_number_costs_its_own_change_only(caplog: Any) -> None:
+    lora = {
+        "a.lora_up.weight": torch.ones(2, 1), "a.lora_down.weight": torch.ones(1, 2),
+        "a.alpha": torch.ones(3),
+        "b.lora_up.weight": torch.ones(2, 1), "b.lora_down.weight": torch.ones(1, 2),
+        "b.alpha": torch.ones(1),
+    }  # fmt: skip
+    assert list(load_lora(lora, {"a": "a.weight", "b": "b.weight"})) == ["b.weight"]
+    assert "'a.alpha'" in caplog.text
