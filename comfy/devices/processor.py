@@ -23,9 +23,8 @@ WORTHWHILE = 1.2
 def bf16_speed() -> float:
     """How many times as fast bfloat16 products are as float32 ones; timed once, 20 ms.
 
-    Instructions alone do not tell: with AMX or on AMD's cores bfloat16 is at least twice as fast,
-    while Intel's server cores whose AMX is switched off have AVX512-BF16 at half the rate of
-    float32.
+    Instructions alone do not tell: AMX is made for it, but an Intel server core whose AMX is hidden
+    by a virtual machine has AVX512-BF16 and was measured at half the rate of float32.
     """
     wide = torch.full((SIDE, SIDE), 0.5)
     narrow = wide.bfloat16()
