@@ -65,7 +65,7 @@ async def _serve(folder: str) -> None:
     from comfy_execution.registry import NodeRegistry
     from comfy_execution.validation import validate_prompt
     from comfy_server import PromptServer, ServerOptions, Services, running
-    from main import keep_for_good, prepare_interpreter
+    from utils.start_up import keep_for_good, prepare_interpreter
 
     prepare_interpreter()
     folder_paths.set_base_directory(folder)
