@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from comfy.devices.runtime import get_runtime
-from comfy.weights.encodings import is_encoded, with_settings
 from comfy.interrupt import throw_exception_if_processing_interrupted
+from comfy.weights.encodings import is_encoded, with_settings
 from comfy.weights.errors import (
     EmptyWeightFileError,
     HtmlPageError,
