@@ -23,7 +23,15 @@ def common_upscale(
         upscale_method: nearest-exact, bilinear, area, bicubic (torch's), lanczos (8 bit, through
             PIL) or bislerp.
         crop: "center" cuts to the new aspect ratio first; anything else stretches.
+
+    Raises:
+        ValueError: A side is below 1.
     """
+    if width < 1 or height < 1:
+        raise ValueError(
+            f"cannot resize to {width} x {height}: both sides need at least 1; ask for a larger "
+            "size or give a larger picture"
+        )
     between = samples.shape[2:-2]
     if between:
         batch, channels = samples.shape[:2]

@@ -19,9 +19,17 @@ def compressed(images: Tensor, amount: int) -> Tensor:
 
     Returns:
         Pictures whose sides are even, as the encoder needs them.
+
+    Raises:
+        ValueError: A side has one pixel only.
     """
     if amount == 0:
         return images
+    if min(images.shape[1:3]) < 2:
+        raise ValueError(
+            f"image: expected sides of at least 2 pixels, found {images.shape[2]} x "
+            f"{images.shape[1]}"
+        )
     return torch.stack([_one_frame(image, amount) for image in images])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from comfy_api.latest import ComfyExtension, io
+from comfy_extras.text_tokens import tokens_for
 from comfy_nodes.limits import MAX_RESOLUTION
 
 
@@ -81,7 +82,8 @@ class CLIPTextEncodeSDXL(io.ComfyNode):
         text_l: str,
     ) -> io.NodeOutput:
         tokens = clip.tokenize(text_g)
-        tokens["l"] = clip.tokenize(text_l)["l"]
+        tokens["g"] = tokens_for(clip, text_g, "g")
+        tokens["l"] = tokens_for(clip, text_l, "l")
         empty = clip.tokenize("")
         for shorter, longer in (("l", "g"), ("g", "l")):
             while len(tokens[shorter]) < len(tokens[longer]):

@@ -12,13 +12,13 @@ from comfy_api.latest import io
 from comfy_extras.declarations import batch_input, frames_input, pixels_input
 from comfy_extras.empty_latents import empty_video
 from comfy_extras.extension import entrypoint_of
-from comfy_extras.video_frames import cells_of, frames_at, padded_frames
+from comfy_extras.video_frames import cells_of, encoded_frames, frames_at, padded_frames
 
 CHANNELS, CELL = 16, 8
 FRAMES_A_CELL, PREDICT2_FRAMES_A_CELL = 8, 4
 
 
-def encoded_frames(
+def latent_of_frames(
     vae: Any, images: Tensor, width: int, height: int, length: int, time: int, padding: int
 ) -> Tensor:
     """Latent of some frames, encoded together with grey ones, so that they are not the end.
@@ -30,7 +30,8 @@ def encoded_frames(
     frames = frames_at(images, width, height, length)
     cells = cells_of(frames.shape[0], time)
     whole = min(length, (cells - 1 + padding) * time + 1)
-    return vae.encode(padded_frames(frames, width, height, whole))[:, :, :cells]
+    video = padded_frames(frames, width, height, whole)
+    return encoded_frames(vae, video, CHANNELS)[:, :, :cells]
 
 
 def with_frames(
@@ -50,11 +51,11 @@ def with_frames(
     latent = empty_video(1, CHANNELS, length, height, width, time, CELL)
     mask = torch.ones(1, 1, *latent.shape[2:])
     if start_image is not None:
-        first = encoded_frames(vae, start_image, *size, time, padding=1)
+        first = latent_of_frames(vae, start_image, *size, time, padding=1)
         latent[:, :, : first.shape[2]] = first
         mask[:, :, : first.shape[2]] = 0.0
     if end_image is not None:
-        last = encoded_frames(vae, end_image, *size, time, padding=0)
+        last = latent_of_frames(vae, end_image, *size, time, padding=0)
         latent[:, :, -last.shape[2] :] = last
         mask[:, :, -last.shape[2] :] = 0.0
     return latent, mask

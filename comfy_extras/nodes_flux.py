@@ -14,6 +14,7 @@ from comfy.sampling.schedule_curves import flux2_schedule
 from comfy_api.latest import io
 from comfy_extras.declarations import text_input
 from comfy_extras.extension import entrypoint_of
+from comfy_extras.text_tokens import tokens_for
 
 CONDITIONING = "advanced/conditioning/flux"
 FLUX2_CELL, FLUX2_CHANNELS = 16, 128
@@ -56,7 +57,7 @@ class CLIPTextEncodeFlux(io.ComfyNode):
 
     @classmethod
     def execute(cls, clip: Any, clip_l: str, t5xxl: str, guidance: float) -> io.NodeOutput:
-        tokens = {**clip.tokenize(clip_l), "t5xxl": clip.tokenize(t5xxl)["t5xxl"]}
+        tokens = {**clip.tokenize(clip_l), "t5xxl": tokens_for(clip, t5xxl, "t5xxl")}
         values = {"guidance": guidance}
         return io.NodeOutput(clip.encode_from_tokens_scheduled(tokens, add_dict=values))
 

@@ -8,6 +8,7 @@ import folder_paths
 from comfy_api.latest import io
 from comfy_extras.declarations import text_input
 from comfy_extras.extension import entrypoint_of
+from comfy_extras.text_tokens import tokens_for
 from comfy_nodes.loaders import load_text_encoders
 
 ENCODERS = {"clip_l": "l", "clip_g": "g", "t5xxl": "t5xxl", "llama": "llama"}
@@ -54,7 +55,7 @@ class CLIPTextEncodeHiDream(io.ComfyNode):
     def execute(cls, clip: Any, **texts: str) -> io.NodeOutput:
         tokens = clip.tokenize(texts["clip_g"])
         for id, name in ENCODERS.items():
-            tokens[name] = clip.tokenize(texts[id])[name]
+            tokens[name] = tokens_for(clip, texts[id], name)
         return io.NodeOutput(clip.encode_from_tokens_scheduled(tokens))
 
     encode = execute

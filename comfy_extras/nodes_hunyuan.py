@@ -18,7 +18,9 @@ from comfy_extras.declarations import (
 )
 from comfy_extras.empty_latents import empty_image, empty_video
 from comfy_extras.extension import entrypoint_of
-from comfy_extras.video_frames import cells_of, frames_at, with_values
+from comfy_extras.text_tokens import tokens_for
+from comfy_extras.video_frames import cells_of, encoded_frames, frames_at, with_values
+from comfy_nodes.latent_basics import VIDEO, samples_of
 
 Latent = dict[str, Any]
 FRAMES_A_CELL = 4
@@ -41,7 +43,7 @@ class CLIPTextEncodeHunyuanDiT(io.ComfyNode):
 
     @classmethod
     def execute(cls, clip: Any, bert: str, mt5xl: str) -> io.NodeOutput:
-        tokens = {**clip.tokenize(bert), "mt5xl": clip.tokenize(mt5xl)["mt5xl"]}
+        tokens = {**clip.tokenize(bert), "mt5xl": tokens_for(clip, mt5xl, "mt5xl")}
         return io.NodeOutput(clip.encode_from_tokens_scheduled(tokens))
 
     encode = execute
@@ -168,7 +170,7 @@ class HunyuanImageToVideo(io.ComfyNode):
         if start_image is None:
             return io.NodeOutput(positive, made)
         frames = frames_at(start_image, width, height, length)
-        encoded = vae.encode(frames)
+        encoded = encoded_frames(vae, frames, V1_CHANNELS)
         mask = beginning_mask(frames.shape[0], latent, (encoded.shape[-2], encoded.shape[-1]))
         if guidance_type == "v1 (concat)":
             values: dict[str, Any] = {"concat_latent_image": encoded, "concat_mask": mask}
@@ -219,7 +221,7 @@ class HunyuanVideo15ImageToVideo(io.ComfyNode):
         values: dict[str, Any] = {}
         if start_image is not None:
             frames = frames_at(start_image, width, height, length)
-            encoded = vae.encode(frames)
+            encoded = encoded_frames(vae, frames, V15_CHANNELS)
             shown = torch.zeros_like(latent)
             shown[:, :, : encoded.shape[2]] = encoded
             space = (latent.shape[-2], latent.shape[-1])
@@ -267,7 +269,7 @@ class HunyuanVideo15SuperResolution(io.ComfyNode):
         start_image: Tensor | None = None,
         clip_vision_output: Any = None,
     ) -> io.NodeOutput:
-        samples: Tensor = latent["samples"]
+        samples = samples_of(latent, "latent", VIDEO)
         batch, channels, cells, rows, columns = samples.shape
         # Channels: the picture, whether a frame has one, the small video, that it is there.
         shown = torch.zeros(batch, 2 * channels + 2, cells, rows, columns)
@@ -277,7 +279,7 @@ class HunyuanVideo15SuperResolution(io.ComfyNode):
             if vae is None:
                 raise ValueError("start_image needs a vae to encode it; connect one")
             frames = frames_at(start_image, columns * V15_CELL, rows * V15_CELL)
-            encoded = vae.encode(frames)
+            encoded = encoded_frames(vae, frames, channels)
             shown[:, :channels, : encoded.shape[2]] = encoded
             shown[:, channels, 0] = 1
         values = {"concat_latent_image": shown, "noise_augmentation": noise_augmentation}
@@ -302,7 +304,7 @@ class HunyuanRefinerLatent(io.ComfyNode):
     def execute(
         cls, positive: Any, negative: Any, latent: Latent, noise_augmentation: float
     ) -> io.NodeOutput:
-        samples: Tensor = latent["samples"]
+        samples = samples_of(latent, "latent", VIDEO)
         values = {"concat_latent_image": samples, "noise_augmentation": noise_augmentation}
         empty = torch.zeros(samples.shape[0], V15_CHANNELS, *samples.shape[-3:])
         return io.NodeOutput(*with_values(values, positive, negative), {"samples": empty})

@@ -18,7 +18,9 @@ from comfy_extras.declarations import (
 )
 from comfy_extras.empty_latents import empty_video
 from comfy_extras.extension import entrypoint_of
-from comfy_extras.video_frames import cells_of, frames_at, with_values
+from comfy_extras.text_tokens import tokens_for
+from comfy_extras.video_frames import cells_of, encoded_frames, frames_at, with_values
+from comfy_nodes.latent_basics import VIDEO, samples_of
 
 Latent = dict[str, Any]
 CHANNELS, CELL, FRAMES_A_CELL = 16, 8, 4
@@ -40,7 +42,7 @@ class CLIPTextEncodeKandinsky5(io.ComfyNode):
 
     @classmethod
     def execute(cls, clip: Any, clip_l: str, qwen25_7b: str) -> io.NodeOutput:
-        tokens = {**clip.tokenize(clip_l), "qwen25_7b": clip.tokenize(qwen25_7b)["qwen25_7b"]}
+        tokens = {**clip.tokenize(clip_l), "qwen25_7b": tokens_for(clip, qwen25_7b, "qwen25_7b")}
         return io.NodeOutput(clip.encode_from_tokens_scheduled(tokens))
 
 
@@ -85,7 +87,7 @@ class Kandinsky5ImageToVideo(io.ComfyNode):
         shown: Latent = {}
         if start_image is not None:
             frames = frames_at(start_image, width, height, length)
-            shown["samples"] = encoded = vae.encode(frames)
+            shown["samples"] = encoded = encoded_frames(vae, frames, CHANNELS)
             mask = torch.ones(1, 1, latent.shape[2], *encoded.shape[-2:])
             mask[:, :, : cells_of(frames.shape[0], FRAMES_A_CELL)] = 0.0
             values = {"time_dim_replace": encoded, "concat_mask": mask}
@@ -125,7 +127,7 @@ class NormalizeVideoLatentStart(io.ComfyNode):
     def execute(
         cls, latent: Latent, start_frame_count: int, reference_frame_count: int
     ) -> io.NodeOutput:
-        samples: Tensor = latent["samples"]
+        samples = samples_of(latent, "latent", VIDEO)
         following = samples[:, :, start_frame_count : start_frame_count + reference_frame_count]
         if following.shape[2] == 0:
             return io.NodeOutput(latent)

@@ -12,7 +12,7 @@ from torch import Tensor
 from comfy import resize
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.gaussian import filter_channels, sharpening_kernel
-from comfy_nodes.latent_basics import batch_indices, replaced
+from comfy_nodes.latent_basics import VIDEO, batch_indices, check_alike, replaced, samples_of
 from comfy_nodes.limits import MAX_RESOLUTION
 
 logger = logging.getLogger(__name__)
@@ -24,9 +24,17 @@ AXES = {"x": -1, "y": -2, "t": -3}  # t only for video latents [B, C, T, H, W]
 
 
 def reshape_latent_to(
-    target_shape: tuple[int, ...] | torch.Size, latent: Tensor, repeat_batch: bool = True
+    target_shape: tuple[int, ...] | torch.Size,
+    latent: Tensor,
+    repeat_batch: bool = True,
+    id: str = "samples2",
 ) -> Tensor:
-    """A latent at the size, and with `repeat_batch` the batch, of another."""
+    """A latent at the size, and with `repeat_batch` the batch, of another.
+
+    Raises:
+        ValueError: They have different channels or axes; `id` names the input.
+    """
+    check_alike(target_shape, latent, id)
     if latent.shape[1:] != target_shape[1:]:
         columns, rows = target_shape[-1], target_shape[-2]
         latent = resize.common_upscale(latent, columns, rows, "bilinear", "center")
@@ -130,8 +138,27 @@ class LatentConcat(io.ComfyNode):
     def execute(cls, samples1: Latent, samples2: Latent, dim: str) -> io.NodeOutput:
         first = samples1["samples"]
         second = resize.repeat_to_batch_size(samples2["samples"], first.shape[0])
+        check_beside(first, second, AXES[dim[-1]], "samples2")
         parts = (second, first) if dim.startswith("-") else (first, second)
         return io.NodeOutput(replaced(samples1, torch.cat(parts, dim=AXES[dim[-1]])))
+
+
+def check_beside(first: Tensor, second: Tensor, axis: int, id: str) -> None:
+    """Refuse to join latents that differ along another axis than the one they are joined along.
+
+    Raises:
+        ValueError: They differ there.
+    """
+
+    def others(latent: Tensor) -> list[int]:
+        place = axis % latent.ndim
+        return [size for number, size in enumerate(latent.shape) if number != place]
+
+    if first.ndim != second.ndim or others(first) != others(second):
+        raise ValueError(
+            f"{id}: expected a latent that differs from the other one, {tuple(first.shape)}, along "
+            f"axis {axis} only, found {tuple(second.shape)}"
+        )
 
 
 class LatentCut(io.ComfyNode):
@@ -236,13 +263,18 @@ class ReplaceVideoLatentFrames(io.ComfyNode):
     ) -> io.NodeOutput:
         if source is None:
             return io.NodeOutput(destination)
-        frames, given = destination["samples"].shape[2], source["samples"].shape[2]
+        target, frames_of_source = (
+            samples_of(latent, id, VIDEO)
+            for latent, id in ((destination, "destination"), (source, "source"))
+        )
+        check_beside(target, frames_of_source, AXES["t"], "source")
+        frames, given = target.shape[2], frames_of_source.shape[2]
         start = index + frames if index < 0 else index
         if not 0 <= start <= frames - given:
             logger.warning("no frames %d to %d in a latent of %d", start, start + given, frames)
             return io.NodeOutput(destination)
-        changed = destination["samples"].clone()
-        changed[:, :, start : start + given] = source["samples"]
+        changed = target.clone()
+        changed[:, :, start : start + given] = frames_of_source
         return io.NodeOutput(replaced(destination, changed))
 
 

@@ -23,7 +23,8 @@ from comfy_extras.declarations import (
 from comfy_extras.empty_latents import empty_video
 from comfy_extras.extension import entrypoint_of
 from comfy_extras.frame_compression import compressed
-from comfy_extras.video_frames import frames_at
+from comfy_extras.video_frames import encoded_frames, frames_at
+from comfy_nodes.latent_basics import VIDEO, samples_of
 
 Latent = dict[str, Any]
 CHANNELS, CELL, TIME = 128, 32, 8  # of a latent; pixels of a side, and frames, that share a cell
@@ -112,7 +113,7 @@ class LTXVImgToVideo(io.ComfyNode):
         batch_size: int,
         strength: float,
     ) -> io.NodeOutput:
-        encoded = vae.encode(frames_at(image, width, height))
+        encoded = encoded_frames(vae, frames_at(image, width, height), CHANNELS)
         samples = empty_video(batch_size, CHANNELS, length, height, width, TIME, CELL)
         return io.NodeOutput(
             positive, negative, begun_with({"samples": samples}, encoded, strength)
@@ -145,9 +146,10 @@ class LTXVImgToVideoInplace(io.ComfyNode):
     ) -> io.NodeOutput:
         if bypass:
             return io.NodeOutput(latent)
-        rows, columns = latent["samples"].shape[-2:]
+        channels, _, rows, columns = samples_of(latent, "latent", VIDEO).shape[1:]
         formula = vae.downscale_index_formula or (TIME, CELL, CELL)
-        encoded = vae.encode(frames_at(image, columns * formula[2], rows * formula[1]))
+        frames = frames_at(image, columns * formula[2], rows * formula[1])
+        encoded = encoded_frames(vae, frames, channels)
         return io.NodeOutput(begun_with(latent, encoded, strength))
 
     generate = execute
@@ -227,6 +229,11 @@ class LTXVSeparateAVLatent(io.ComfyNode):
 
     @classmethod
     def execute(cls, av_latent: Latent) -> io.NodeOutput:
+        if not isinstance(av_latent["samples"], NestedTensor):
+            raise ValueError(
+                "av_latent: expected a latent of video and sound together, found a single one of "
+                f"shape {tuple(av_latent['samples'].shape)}; join them with LTXVConcatAVLatent"
+            )
         samples = av_latent["samples"].unbind()
         mask = av_latent.get("noise_mask")
         masks = [None] * len(samples) if mask is None else mask.unbind()

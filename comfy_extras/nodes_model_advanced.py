@@ -69,6 +69,19 @@ def advanced_sampling(levels: type, prediction: type, model: Any, **options: Any
     return kind(model.model.model_config, **options)
 
 
+def check_levels(sigma_min: float, sigma_max: float) -> None:
+    """Refuse noise levels between which no even steps in log sigma lie.
+
+    Raises:
+        ValueError: A level is not above 0, or the lower is above the higher.
+    """
+    if not 0 < sigma_min <= sigma_max:
+        raise ValueError(
+            "sigma_min, sigma_max: expected 0 < sigma_min <= sigma_max, found "
+            f"{sigma_min:g} and {sigma_max:g}"
+        )
+
+
 # Menu entry -> levels and prediction.
 DISCRETE_KINDS: dict[str, tuple[type, type]] = {
     "eps": (noise_levels.ModelSamplingDiscrete, predictions.EPS),
@@ -128,6 +141,8 @@ class ModelSamplingStableCascade:
 
     def patch(self, model: Any, shift: float) -> tuple[Any]:
         """Larger shifts spend more steps at high noise."""
+        if shift <= 0:
+            raise ValueError(f"shift: expected a number above 0, found {shift:g}")
         sampling = advanced_sampling(noise_levels.StableCascadeSampling, predictions.EPS, model)
         sampling.set_parameters(shift)
         return with_sampling(model, sampling)
@@ -220,6 +235,7 @@ class ModelSamplingContinuousEDM:
         """The entry for Playground 2.5 also sets its latent format."""
         levels, prediction, spread = CONTINUOUS_KINDS[sampling]
         made = advanced_sampling(levels, prediction, model)
+        check_levels(sigma_min, sigma_max)
         made.set_parameters(sigma_min, sigma_max, spread)
         (view,) = with_sampling(model, made)
         if sampling == "edm_playground_v2.5":
@@ -256,6 +272,7 @@ class ModelSamplingContinuousV:
         made = advanced_sampling(
             noise_levels.ModelSamplingContinuousV, predictions.V_PREDICTION, model
         )
+        check_levels(sigma_min, sigma_max)
         made.set_parameters(sigma_min, sigma_max, 1.0)
         return with_sampling(model, made)
 

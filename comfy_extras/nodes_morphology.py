@@ -128,6 +128,12 @@ class ImageYUVToRGB(io.ComfyNode):
 
     @classmethod
     def execute(cls, Y: Tensor, U: Tensor, V: Tensor) -> io.NodeOutput:
+        shapes = [tuple(part.shape[:3]) for part in (Y, U, V)]
+        if len(set(shapes)) > 1:
+            raise ValueError(
+                "Y, U, V: expected as many pictures of one size, found [batch, height, width] "
+                + ", ".join(map(str, shapes))
+            )
         return io.NodeOutput(to_rgb(*[part.mean(dim=-1) for part in (Y, U, V)]))
 
 

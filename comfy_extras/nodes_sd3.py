@@ -14,6 +14,7 @@ from comfy_extras.declarations import batch_input, pair_inputs, pair_outputs, pi
 from comfy_extras.declarations import text_input as text
 from comfy_extras.extension import entrypoint_of
 from comfy_extras.nodes_slg import Span, guided_by_skipping, layers_input, layers_of, percent_input
+from comfy_extras.text_tokens import tokens_for
 from comfy_nodes.control import ControlNetApplyAdvanced
 from comfy_nodes.loaders import load_text_encoders
 
@@ -87,7 +88,7 @@ class CLIPTextEncodeSD3(io.ComfyNode):
         texts = {"l": clip_l, "g": clip_g, "t5xxl": t5xxl}
         leave_out = empty_padding == "none"
         tokens = {
-            name: [] if leave_out and not written else clip.tokenize(written)[name]
+            name: [] if leave_out and not written else tokens_for(clip, written, name)
             for name, written in texts.items()
         }
         # The states of both CLIP encoders lie side by side, so both need as many chunks.

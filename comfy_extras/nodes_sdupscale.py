@@ -42,10 +42,11 @@ class SD_4XUpscale_Conditioning(io.ComfyNode):
         scale_ratio: float,
         noise_augmentation: float,
     ) -> io.NodeOutput:
-        width = max(1, round(images.shape[2] * scale_ratio))
-        height = max(1, round(images.shape[1] * scale_ratio))
+        width = max(CELL, round(images.shape[2] * scale_ratio))
+        height = max(CELL, round(images.shape[1] * scale_ratio))
         pixels = images.movedim(-1, 1) * 2.0 - 1.0
-        small = resize.common_upscale(pixels, width // CELL, height // CELL, "bilinear", "center")
+        cells = (width // CELL, height // CELL)
+        small = resize.common_upscale(pixels, *cells, "bilinear", "center")
         values = {"concat_image": small, "noise_augmentation": noise_augmentation}
         return io.NodeOutput(
             node_helpers.conditioning_set_values(positive, values),

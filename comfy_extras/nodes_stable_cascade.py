@@ -79,6 +79,11 @@ class StableCascade_StageC_VAEEncode(io.ComfyNode):
     def execute(cls, image: Tensor, vae: Any, compression: int) -> io.NodeOutput:
         count, height, width = image.shape[:3]
         ratio = vae.downscale_ratio
+        if min(width, height) < compression:
+            raise ValueError(
+                f"image: expected sides of at least {compression} pixels (compression), found "
+                f"{width} x {height}; enlarge it or lower compression"
+            )
         across, down = width // compression * ratio, height // compression * ratio
         fitting = resize.common_upscale(image.movedim(-1, 1), across, down, "bicubic", "center")
         latent = vae.encode(fitting.movedim(1, -1)[..., :3])

@@ -68,16 +68,15 @@ class WanMoveTracksFromCoords(io.ComfyNode):
 
     @classmethod
     def execute(cls, track_coords: str = "[]", track_mask: Tensor | None = None) -> io.NodeOutput:
-        tracks = parsed_tracks(track_coords)
-        frames = len(tracks[0])
-        path = torch.tensor(
-            [[[track[n]["x"], track[n]["y"]] for track in tracks] for n in range(frames)]
-        )
-        return made(path.float(), track_mask)
+        points = torch.tensor(parsed_tracks(track_coords), dtype=torch.float32)
+        return made(points.transpose(0, 1).contiguous(), track_mask)
 
 
-def parsed_tracks(text: str) -> list[list[dict[str, float]]]:
-    """Tracks as lists of points; a list of points alone is one track.
+EXAMPLE = '[[{"x": 1, "y": 2}, {"x": 3, "y": 4}]]'
+
+
+def parsed_tracks(text: str) -> list[list[tuple[float, float]]]:
+    """Tracks as lists of points (x, y); a list of points alone is one track.
 
     Raises:
         ValueError: The text is no JSON list of tracks of one length.
@@ -88,13 +87,20 @@ def parsed_tracks(text: str) -> list[list[dict[str, float]]]:
         raise ValueError(f"track_coords is no JSON: {error}") from error
     if isinstance(tracks, list) and tracks and isinstance(tracks[0], dict):
         tracks = [tracks]
-    lengths = {len(track) for track in tracks} if isinstance(tracks, list) else set()
+    try:
+        points = [[(float(point["x"]), float(point["y"])) for point in track] for track in tracks]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"track_coords holds something else than points with numbers x and y ({error!r}); "
+            f"expected tracks such as {EXAMPLE}"
+        ) from error
+    lengths = {len(track) for track in points}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(
             f"track_coords holds tracks of {sorted(lengths)} points; expected one or more tracks "
-            'of one length, such as [[{"x": 1, "y": 2}, {"x": 3, "y": 4}]]'
+            f"of one length, such as {EXAMPLE}"
         )
-    return list(tracks)
+    return points
 
 
 class WanMoveConcatTrack(io.ComfyNode):

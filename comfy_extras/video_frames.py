@@ -22,6 +22,23 @@ def frames_at(images: Tensor, width: int, height: int, count: int | None = None)
     return resize.common_upscale(pixels, width, height, "bilinear", "center").movedim(1, -1)
 
 
+def encoded_frames(vae: Any, frames: Tensor, channels: int) -> Tensor:
+    """The latent [B, `channels`, T, h, w] of a video's frames [T, H, W, 3].
+
+    Raises:
+        ValueError: The autoencoder makes other latents: it belongs to another model.
+    """
+    latent: Tensor = vae.encode(frames)
+    if latent.ndim != 5 or latent.shape[1] != channels:
+        kind = "video" if latent.ndim == 5 else "picture"
+        raise ValueError(
+            f"vae: expected a video autoencoder with latents of {channels} channels, found a "
+            f"{kind} autoencoder with {latent.shape[1]}; connect that of the model that this node "
+            "is for"
+        )
+    return latent
+
+
 def padded_frames(images: Tensor | None, width: int, height: int, length: int) -> Tensor:
     """A video [length, H, W, 3] that begins with some pictures and is grey from there on."""
     video = torch.full((length, height, width, 3), GREY)

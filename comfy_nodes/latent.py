@@ -13,7 +13,14 @@ from torch import Tensor
 
 from comfy import resize
 from comfy.devices import placement
-from comfy_nodes.latent_basics import CELL, Latent, batch_indices, pixels_input, replaced
+from comfy_nodes.latent_basics import (
+    CELL,
+    Latent,
+    batch_indices,
+    pixels_input,
+    replaced,
+    samples_of,
+)
 from comfy_nodes.latent_joining import LatentBlend, LatentComposite
 from comfy_nodes.limits import MAX_RESOLUTION
 
@@ -84,7 +91,7 @@ class LatentUpscale:
         """
         if width == 0 and height == 0:
             return (samples,)
-        rows, columns = samples["samples"].shape[-2:]
+        rows, columns = samples_of(samples, "samples").shape[-2:]
         if width == 0:
             height = max(64, height)
             width = max(64, round(columns * height / rows))
@@ -125,8 +132,8 @@ class LatentUpscaleBy:
 
     def upscale(self, samples: Latent, upscale_method: str, scale_by: float) -> tuple[Latent]:
         """Both sides times the factor, rounded to whole cells."""
-        rows, columns = samples["samples"].shape[-2:]
-        width, height = round(columns * scale_by), round(rows * scale_by)
+        rows, columns = samples_of(samples, "samples").shape[-2:]
+        width, height = max(1, round(columns * scale_by)), max(1, round(rows * scale_by))
         resized = resize.common_upscale(
             samples["samples"], width, height, upscale_method, "disabled"
         )
@@ -234,8 +241,9 @@ class LatentRotate:
 
     def rotate(self, samples: Latent, rotation: str) -> tuple[Latent]:
         """Quarter turns clockwise."""
+        latent = samples_of(samples, "samples")
         quarters = {"90": 1, "180": 2, "270": 3}.get(rotation.split(" ")[0], 0)
-        return (replaced(samples, torch.rot90(samples["samples"], k=quarters, dims=[3, 2])),)
+        return (replaced(samples, torch.rot90(latent, k=quarters, dims=[-1, -2])),)
 
 
 class LatentFlip:
@@ -252,8 +260,8 @@ class LatentFlip:
 
     def flip(self, samples: Latent, flip_method: str) -> tuple[Latent]:
         """Upside down (x) or left to right (y)."""
-        axis = {"x": 2, "y": 3}[flip_method[0]]
-        return (replaced(samples, torch.flip(samples["samples"], dims=[axis])),)
+        axis = {"x": -2, "y": -1}[flip_method[0]]
+        return (replaced(samples, torch.flip(samples_of(samples, "samples"), dims=[axis])),)
 
 
 class SetLatentNoiseMask:

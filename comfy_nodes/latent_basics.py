@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,8 @@ from comfy_nodes.limits import MAX_RESOLUTION
 
 Latent = dict[str, Any]
 CELL = 8  # pixels per latent cell and axis
+KINDS = {3: "sound", 4: "picture", 5: "video"}  # what latents with so many axes are of
+PLANE, VIDEO = (4, 5), (5,)
 
 
 def pixels_input(default: int, least: int, step: int = CELL) -> tuple[str, dict[str, int]]:
@@ -25,3 +28,42 @@ def replaced(latent: Latent, samples: Tensor) -> Latent:
 def batch_indices(latent: Latent) -> list[int]:
     """Index of each item in the batch its noise is drawn for."""
     return list(latent.get("batch_index", range(latent["samples"].shape[0])))
+
+
+def samples_of(latent: Latent, id: str, axes: tuple[int, ...] = PLANE) -> Tensor:
+    """The samples of a latent that has one of some numbers of axes.
+
+    Args:
+        id: Name of the input that the latent came through.
+
+    Raises:
+        ValueError: It is a latent of something else.
+    """
+    samples: Tensor = latent["samples"]
+    if samples.ndim not in axes:
+        wanted = " or ".join(KINDS[count] for count in axes)
+        raise ValueError(
+            f"{id}: expected a latent of a {wanted}, found one of a "
+            f"{KINDS.get(samples.ndim, 'different kind')} (shape {tuple(samples.shape)})"
+        )
+    return samples
+
+
+def check_alike(wanted: Sequence[int], samples: Tensor, id: str) -> None:
+    """Refuse a latent that cannot be brought to another's shape by resizing.
+
+    Args:
+        wanted: Shape of the other one.
+        samples: The latent; one channel serves for all.
+        id: Name of the input that it came through.
+
+    Raises:
+        ValueError: Channels or axes differ, or the lengths of sounds.
+    """
+    channels = samples.shape[1] == wanted[1] or 1 in (samples.shape[1], wanted[1])
+    resizable = samples.ndim >= 4 or tuple(samples.shape[2:]) == tuple(wanted[2:])
+    if samples.ndim != len(wanted) or not channels or not resizable:
+        raise ValueError(
+            f"{id}: expected a latent like the other one, of shape {tuple(wanted)}, found "
+            f"{tuple(samples.shape)}; latents of different models do not go together"
+        )

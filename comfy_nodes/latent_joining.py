@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from comfy import resize
-from comfy_nodes.latent_basics import CELL, Latent, pixels_input, replaced
+from comfy_nodes.latent_basics import CELL, Latent, check_alike, pixels_input, replaced
 
 
 class LatentComposite:
@@ -44,7 +44,9 @@ class LatentComposite:
         """
         x, y, feather = x // CELL, y // CELL, feather // CELL
         target = samples_to["samples"].clone()
-        source = samples_from["samples"][..., : target.shape[-2] - y, : target.shape[-1] - x]
+        check_alike(target.shape, samples_from["samples"], "samples_from")
+        source = resize.repeat_to_batch_size(samples_from["samples"], target.shape[0])
+        source = source[..., : target.shape[-2] - y, : target.shape[-1] - x]
         if 0 in source.shape:
             return (replaced(samples_to, target),)
         rows, columns = source.shape[-2:]
@@ -84,7 +86,8 @@ class LatentBlend:
             raise ValueError(f"unknown blend mode {blend_mode!r}; known: normal")
         first, second = samples1["samples"], samples2["samples"]
         if first.shape != second.shape:
-            columns, rows = first.shape[3], first.shape[2]
+            check_alike(first.shape, second, "samples2")
+            columns, rows = first.shape[-1], first.shape[-2]
             second = resize.common_upscale(second, columns, rows, "bicubic", "center")
         return (replaced(samples1, first * blend_factor + second * (1 - blend_factor)),)
 

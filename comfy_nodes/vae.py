@@ -122,7 +122,11 @@ class VAEEncodeTiled:
         temporal_size: int = 64,
         temporal_overlap: int = 8,
     ) -> tuple[Latent]:
-        """Tiles of `tile_size` pixels."""
+        """Tiles of `tile_size` pixels; they overlap by a quarter where they are too small for
+        `overlap`.
+        """
+        if overlap >= tile_size // 2:  # tiles of half that size, too, are tried
+            overlap = tile_size // 4
         latent = vae.encode_tiled(
             pixels,
             tile_x=tile_size,
@@ -238,9 +242,17 @@ def fit_mask(pixels: Tensor, mask: Tensor, cell: int) -> tuple[Tensor, Tensor]:
 
     Returns:
         The cropped picture and the mask [B, 1, H, W], resized and cropped alike.
+
+    Raises:
+        ValueError: There are neither one nor B masks.
     """
     rows, columns = pixels.shape[1], pixels.shape[2]
     mask = mask.reshape(-1, 1, *mask.shape[-2:])
+    if mask.shape[0] not in (1, pixels.shape[0]):
+        raise ValueError(
+            f"mask: expected one mask or as many as pixels has pictures ({pixels.shape[0]}), found "
+            f"{mask.shape[0]}; repeat or cut one of them to the other's number"
+        )
     mask = torch.nn.functional.interpolate(mask, size=(rows, columns), mode="bilinear")
     height, width = rows // cell * cell, columns // cell * cell
     top, left = (rows - height) // 2, (columns - width) // 2

@@ -19,6 +19,8 @@ from comfy.weights.diffusers_vae import convert_vae_state_dict, is_diffusers_vae
 from comfy.weights.fill import IncompleteWeightsError, fill, in_words
 from comfy.weights.layout import arrange_convolutions
 
+COLOURS = 3  # channels of a picture without alpha
+
 logger = logging.getLogger(__name__)
 
 StateDict = Mapping[str, Tensor]
@@ -262,9 +264,21 @@ class VAE(TiledCoding):
             )
 
     def _pixels_in(self, pixels: Tensor) -> Tensor:
-        """Pictures as the network takes them: cut to size, channels first, time axis if it has
-        one."""
-        pixels = self.vae_encode_crop_pixels(pixels).movedim(-1, 1)
+        """Pictures as the network takes them: without alpha, cut to size, channels first, time
+        axis if it has one.
+
+        Raises:
+            ValueError: They are smaller than a latent cell.
+        """
+        if self.output_channels == COLOURS and pixels.shape[-1] == COLOURS + 1:
+            pixels = pixels[..., :COLOURS]
+        whole = self.vae_encode_crop_pixels(pixels)
+        if 0 in whole.shape:
+            raise ValueError(
+                f"pictures of shape {tuple(pixels.shape)} are too small to encode: each side needs "
+                f"at least {self.spacial_compression_encode()} pixels; enlarge them"
+            )
+        pixels = whole.movedim(-1, 1)
         if self.latent_dim == 3 and pixels.ndim < 5:
             pixels = pixels.unsqueeze(2) if self.not_video else pixels.movedim(1, 0)[None]
         return pixels

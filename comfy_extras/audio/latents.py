@@ -15,6 +15,7 @@ from comfy_extras.declarations import batch_input, pair_inputs, pair_outputs
 Latent = dict[str, Any]
 RATE = 44100  # hertz, of autoencoders that do not say
 CHANNELS, SAMPLES_A_CELL = 64, 2048  # of Stable Audio's latents
+COLOURS = 3  # channels of pictures; sounds have one or two
 LOUDEST = 5.0  # standard deviations that are let through unchanged
 
 
@@ -72,6 +73,19 @@ class ConditioningStableAudio(io.ComfyNode):
     append = execute
 
 
+def check_sound(vae: Any) -> None:
+    """Refuse autoencoders of pictures.
+
+    Raises:
+        ValueError: What it makes has three channels.
+    """
+    if getattr(vae, "output_channels", None) == COLOURS:
+        raise ValueError(
+            "vae: expected an autoencoder of sound, found one of pictures; connect that of the "
+            "sound model"
+        )
+
+
 class VAEEncodeAudio(io.ComfyNode):
     """A sound as a latent."""
 
@@ -87,6 +101,7 @@ class VAEEncodeAudio(io.ComfyNode):
 
     @classmethod
     def execute(cls, vae: Any, audio: Audio) -> io.NodeOutput:
+        check_sound(vae)
         rate = getattr(vae, "audio_sample_rate", RATE)
         waveform = resample(audio["waveform"], audio["sample_rate"], rate)
         return io.NodeOutput({"samples": vae.encode(waveform.movedim(1, -1))})
@@ -109,6 +124,7 @@ class VAEDecodeAudio(io.ComfyNode):
 
     @classmethod
     def execute(cls, vae: Any, samples: Latent) -> io.NodeOutput:
+        check_sound(vae)
         waveform = vae.decode(samples["samples"]).movedim(-1, 1)
         spread = waveform.std(dim=(1, 2), keepdim=True) * LOUDEST
         rate = getattr(vae, "audio_sample_rate", RATE)

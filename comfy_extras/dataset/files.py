@@ -18,6 +18,7 @@ from comfy_extras.dataset.schema import only
 from comfy_extras.dataset.sets import single_pictures
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+MOST_REPEATS = 10_000  # of a folder; all pictures are in memory, once for each
 
 
 def picture_files(folder: str) -> list[str]:
@@ -30,14 +31,34 @@ def picture_files(folder: str) -> list[str]:
 
 
 def repeated_files(folder: str) -> Iterator[str]:
-    """Pictures of a folder and of its subfolders; one named `<n>_<anything>` counts n times."""
+    """Pictures of a folder and of its subfolders; one named `<n>_<anything>` counts n times.
+
+    Raises:
+        ValueError: A subfolder counts more than `MOST_REPEATS` times.
+    """
     yield from picture_files(folder)
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         if os.path.isdir(path):
-            first = name.split("_")[0]
-            for _ in range(int(first) if first.isdigit() else 1):
+            for _ in range(repeats_of(name)):
                 yield from picture_files(path)
+
+
+def repeats_of(name: str) -> int:
+    """How often the pictures of a subfolder count.
+
+    Raises:
+        ValueError: More than `MOST_REPEATS` times.
+    """
+    number = name.split("_")[0]
+    if not number.isdecimal():
+        return 1
+    if len(number) > len(str(MOST_REPEATS)) or int(number) > MOST_REPEATS:
+        raise ValueError(
+            f"folder {name!r} asks for its pictures {number} times; expected at most "
+            f"{MOST_REPEATS}; rename it"
+        )
+    return int(number)
 
 
 def read_picture(path: str) -> Tensor:

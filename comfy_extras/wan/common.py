@@ -57,9 +57,18 @@ def empty(batch: int, width: int, height: int, length: int) -> Tensor:
 
 
 def neutral(channels: int, cells: int, rows: int, columns: int, batch: int = 1) -> Tensor:
-    """The autoencoder's latent of what is zero in the network's space."""
-    kind = latent_formats.Wan22 if channels == WAN22_CHANNELS else latent_formats.Wan21
-    return kind().process_out(blank(batch, channels, cells, rows, columns))
+    """The autoencoder's latent of what is zero in the network's space.
+
+    Raises:
+        ValueError: No model of the family has an autoencoder of so many channels.
+    """
+    formats = {CHANNELS: latent_formats.Wan21, WAN22_CHANNELS: latent_formats.Wan22}
+    if channels not in formats:
+        raise ValueError(
+            f"vae: expected a video autoencoder with latents of {CHANNELS} or {WAN22_CHANNELS} "
+            f"channels, found one with {channels}; connect that of the model that this node is for"
+        )
+    return formats[channels]().process_out(blank(batch, channels, cells, rows, columns))
 
 
 def frame_mask(cells: int, rows: int, columns: int, given: list[slice]) -> Tensor:

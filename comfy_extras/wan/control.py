@@ -14,6 +14,7 @@ from comfy_extras.declarations import (
 from comfy_extras.empty_latents import empty_video
 from comfy_extras.video_frames import (
     appended,
+    encoded_frames,
     frames_at,
     with_values,
 )
@@ -62,7 +63,7 @@ class WanFunControlToVideo(io.ComfyNode):
         start = control.clone()
         for images, shown in ((control_video, control), (start_image, start)):
             if images is not None:
-                encoded = vae.encode(frames_at(images, width, height, length))
+                encoded = encoded_frames(vae, frames_at(images, width, height, length), CHANNELS)
                 shown[:, :, : encoded.shape[2]] = encoded[:, :, :cells]
         values: dict[str, Any] = {"concat_latent_image": torch.cat([control, start], dim=1)}
         if clip_vision_output is not None:
@@ -104,7 +105,7 @@ class Wan22FunControlToVideo(io.ComfyNode):
         given = []
         for images, shown in ((control_video, control), (start_image, start)):
             if images is not None:
-                encoded = vae.encode(frames_at(images, width, height, length))
+                encoded = encoded_frames(vae, frames_at(images, width, height, length), channels)
                 shown[:, :, : encoded.shape[2]] = encoded[:, :, :cells]
         if start_image is not None:
             given = [slice(0, min(length, start_image.shape[0]) + TIME - 1)]
@@ -115,7 +116,7 @@ class Wan22FunControlToVideo(io.ComfyNode):
         }
         pair = with_values(values, positive, negative)
         if ref_image is not None:
-            reference = vae.encode(frames_at(ref_image, width, height, 1))
+            reference = encoded_frames(vae, frames_at(ref_image, width, height, 1), channels)
             pair = appended({"reference_latents": [reference]}, *pair)
         return io.NodeOutput(*pair, {"samples": latent})
 
@@ -152,7 +153,7 @@ class WanCameraImageToVideo(io.ComfyNode):
         values: dict[str, Any] = {}
         if start_image is not None:
             shown = neutral(CHANNELS, cells, rows, columns, batch_size)
-            encoded = vae.encode(frames_at(start_image, width, height, length))
+            encoded = encoded_frames(vae, frames_at(start_image, width, height, length), CHANNELS)
             shown[:, :, : encoded.shape[2]] = encoded[:, :, :cells]
             given = [slice(0, min(length, start_image.shape[0]) + TIME - 1)]
             mask = frame_mask(cells, rows, columns, given)

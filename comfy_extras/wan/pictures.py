@@ -19,11 +19,13 @@ from comfy_extras.declarations import (
 from comfy_extras.empty_latents import empty_video
 from comfy_extras.video_frames import (
     cells_of,
+    encoded_frames,
     frames_at,
     padded_frames,
     with_values,
 )
 from comfy_extras.wan.common import (
+    CHANNELS,
     TIME,
     WAN22_CELL,
     WAN22_CHANNELS,
@@ -64,7 +66,9 @@ class WanImageToVideo(io.ComfyNode):
         latent = empty(batch_size, width, height, length)
         values: dict[str, Any] = {}
         if start_image is not None:
-            encoded = vae.encode(padded_frames(start_image, width, height, length))
+            encoded = encoded_frames(
+                vae, padded_frames(start_image, width, height, length), CHANNELS
+            )
             mask = torch.ones(1, 1, latent.shape[2], *encoded.shape[-2:])
             mask[:, :, : cells_of(min(length, start_image.shape[0]), TIME)] = 0.0
             values = {"concat_latent_image": encoded, "concat_mask": mask}
@@ -118,7 +122,7 @@ class WanFirstLastFrameToVideo(io.ComfyNode):
             video[-last.shape[0] :] = last
             given.append(slice(-last.shape[0], None))
         values: dict[str, Any] = {
-            "concat_latent_image": vae.encode(video),
+            "concat_latent_image": encoded_frames(vae, video, vae.latent_channels),
             "concat_mask": frame_mask(cells, rows, columns, given),
         }
         seen = [one for one in (clip_vision_start_image, clip_vision_end_image) if one is not None]
@@ -211,7 +215,9 @@ class WanPhantomSubjectToVideo(io.ComfyNode):
         if images is None:
             return io.NodeOutput(positive, negative, negative, latent)
         frames = frames_at(images, width, height, length)
-        shown = torch.cat([vae.encode(frame) for frame in frames.split(1)], dim=2)
+        shown = torch.cat(
+            [encoded_frames(vae, frame, CHANNELS) for frame in frames.split(1)], dim=2
+        )
         nothing = latent_formats.Wan21().process_out(torch.zeros_like(shown))
         with_subjects = with_values({"time_dim_concat": shown}, positive, negative)
         (without,) = with_values({"time_dim_concat": nothing}, negative)
@@ -252,7 +258,7 @@ class Wan22ImageToVideoLatent(io.ComfyNode):
             return io.NodeOutput({"samples": empty_video(batch_size, WAN22_CHANNELS, *size)})
         latent = empty_video(1, WAN22_CHANNELS, *size)
         mask = torch.ones(1, 1, *latent.shape[2:])
-        encoded = vae.encode(frames_at(start_image, width, height, length))
+        encoded = encoded_frames(vae, frames_at(start_image, width, height, length), WAN22_CHANNELS)
         latent = neutral(WAN22_CHANNELS, *latent.shape[2:])
         latent[:, :, : encoded.shape[2]] = encoded
         mask[:, :, : encoded.shape[2]] = 0.0

@@ -22,6 +22,7 @@ from comfy_extras.video_frames import (
     appended,
     blank,
     cells_of,
+    encoded_frames,
     frames_at,
     padded_frames,
 )
@@ -38,7 +39,7 @@ def control_latent(vae: Any, video: Tensor, mask: Tensor) -> Tensor:
     """
     around = video - GREY
     kept, anew = around * (1 - mask) + GREY, around * mask + GREY
-    return torch.cat([vae.encode(kept), vae.encode(anew)], dim=1)
+    return torch.cat([encoded_frames(vae, part, CHANNELS) for part in (kept, anew)], dim=1)
 
 
 def mask_cells(mask: Tensor, cells: int) -> Tensor:
@@ -102,7 +103,7 @@ class WanVaceToVideo(io.ComfyNode):
         mask = whole_mask(control_masks, width, height, length)
         control, places = control_latent(vae, video, mask), mask_cells(mask, cells)
         if reference_image is not None:
-            seen = vae.encode(frames_at(reference_image, width, height, 1))
+            seen = encoded_frames(vae, frames_at(reference_image, width, height, 1), CHANNELS)
             nothing = latent_formats.Wan21().process_out(torch.zeros_like(seen))
             control = torch.cat([torch.cat([seen, nothing], dim=1), control], dim=2)
             extra = seen.shape[2]

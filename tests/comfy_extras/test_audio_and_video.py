@@ -195,3 +195,17 @@ def test_the_sound_of_a_video_comes_along() -> None:
     parts = video.get_components()
     assert isinstance(parts, Types.VideoComponents)
     assert parts.audio is not None
+
+
+def test_rates_without_a_common_divisor_take_little_memory() -> None:
+    """191999 and 44100 Hz share no divisor: a filter for every phase would take 67 GB."""
+    made = resample(tone(500, 0.05, 191999)["waveform"], 191999, 44100)
+    expected = tone(500, 0.05, 44100)["waveform"]
+    assert abs(made.shape[-1] - expected.shape[-1]) <= 1
+    assert (made[..., 300:1900] - expected[..., 300:1900]).abs().max() < 2e-3
+
+
+def test_a_sound_of_no_length_is_not_saved(output: Path) -> None:
+    silence: Any = {"waveform": torch.zeros(1, 2, 0), "sample_rate": RATE}
+    with pytest.raises(ValueError, match="audio: expected a sound"):
+        files.SaveAudio.execute(silence, "none")

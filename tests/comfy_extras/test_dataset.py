@@ -185,3 +185,10 @@ def test_pictures_and_texts_are_encoded() -> None:
     assert asked == ["cat"]
     with pytest.raises(ValueError, match="2 pictures and 3 texts"):
         training.MakeTrainingDataset.execute(images, [vae], [clip], ["a", "b", "c"])
+
+
+def test_a_subfolder_cannot_ask_for_endless_repeats(folders: Path) -> None:
+    (folders / "input" / "set" / ("9" * 30 + "_a")).mkdir(parents=True)
+    with pytest.raises(ValueError, match="at most 10000"):
+        files.LoadImageTextDataSetFromFolder.execute("set")
+    assert files.repeats_of("²_a") == 1

@@ -77,3 +77,11 @@ def test_written_coordinates_become_tracks() -> None:
 def test_what_holds_no_tracks_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="track_coords"):
         WanMoveTracksFromCoords.execute(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "5", "[]", "[[]]", "[[1]]", '[[{"x": 1}]]', '[[{"x": 1, "y": null}]]', '["ab"]']
+)
+def test_text_that_holds_no_tracks_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="track_coords"):
+        WanMoveTracksFromCoords.execute(text)

@@ -24,6 +24,7 @@ from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
 
 Options = dict[str, Any]
+INPUT_AXES = 4  # [B, C, H, W]; frames of a video are items of the batch
 
 
 class UNetModel(nn.Module):
@@ -96,6 +97,11 @@ class UNetModel(nn.Module):
         transformer_options: Options | None = None,
         **kwargs: Any,
     ) -> Tensor:
+        if x.ndim != INPUT_AXES:
+            raise ValueError(
+                f"the network takes latents with {INPUT_AXES} axes, got shape "
+                f"{tuple(x.shape)}; use an empty latent of this model's kind"
+            )
         options = {} if transformer_options is None else transformer_options
         options["original_shape"] = list(x.shape)
         options["transformer_index"] = 0

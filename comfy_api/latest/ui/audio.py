@@ -61,12 +61,14 @@ def write_audio(
         quality: A bit rate such as `128k`, for MP3 also `V0`; without meaning for FLAC.
         texts: Tags.
     Raises:
-        ValueError: format or quality is unknown.
+        ValueError: format or quality is unknown, or the sound has no length.
     """
     import av
 
     if format not in AUDIO_FORMATS:
         raise ValueError(f"unknown audio format '{format}'; known: {', '.join(AUDIO_FORMATS)}")
+    if waveform.shape[-1] == 0:
+        raise ValueError("audio: expected a sound, found one of no length; nothing can be saved")
     target = AUDIO_FORMATS[format]
     layout = "mono" if waveform.shape[0] == 1 else "stereo"
     target_rate = opus_rate(rate) if format == "opus" else rate

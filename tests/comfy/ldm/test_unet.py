@@ -40,6 +40,13 @@ def test_odd_sizes_come_back_to_their_size(sd1: GoldenNet) -> None:
     assert_close_to_golden(y, sd1.outputs["y_odd"])
 
 
+def test_latents_of_videos_and_sounds_are_refused(sd1: GoldenNet) -> None:
+    given = sd1.inputs
+    for wrong in (given["x"].unsqueeze(2), given["x"].flatten(2)):
+        with pytest.raises(ValueError, match="latents with 4 axes, got shape"):
+            build(sd1)(wrong, given["t"], given["context"])
+
+
 @torch.inference_mode()
 def test_sdxl_agrees_with_the_reference(golden_folder: Path) -> None:
     net = read_golden_net(golden_folder / "nets/unet_sdxl.safetensors")

@@ -100,6 +100,21 @@ def test_a_latent_of_another_model_is_refused_with_both_numbers(vae: VAE) -> Non
         vae.decode(torch.zeros(1, 16, 8, 8))
 
 
+@torch.inference_mode()
+def test_alpha_is_left_out(vae: VAE) -> None:
+    picture = torch.rand(1, 16, 16, 3)
+    with_alpha = torch.cat([picture, torch.zeros(1, 16, 16, 1)], dim=-1)
+    torch.manual_seed(0)
+    expected = vae.encode(picture)
+    torch.manual_seed(0)
+    assert torch.equal(vae.encode(with_alpha), expected)
+
+
+def test_a_picture_smaller_than_a_cell_is_refused(vae: VAE) -> None:
+    with pytest.raises(ValueError, match="too small to encode: each side needs at least 2 pixels"):
+        vae.encode(torch.zeros(1, 1, 16, 3))
+
+
 def test_weights_of_no_known_kind_are_refused() -> None:
     with pytest.raises(IncompleteWeightsError, match=r"weight\.of\.something"):
         VAE(sd={"weight.of.something": torch.zeros(1)})
