@@ -19,6 +19,7 @@ from comfy_server.frames import wire_form
 MAX_FRAMES = 1 << 17  # a prompt of 10,000 nodes makes 40,000 frames, faster than many clients read
 MAX_BYTES = 32 * 1024 * 1024
 LONGEST_HOLD_S = 0.25
+START = '{"type":"execution_start"'
 
 
 class LazyFrame:
@@ -81,6 +82,7 @@ class Outbox:
         self._is_awaited = False
         self._holds = 0
         self._held_since = 0.0
+        self._start_may_pass = False
         self._max_frames, self._max_bytes = max_frames, max_bytes
         self.dropped = 0
 
@@ -109,6 +111,12 @@ class Outbox:
         if self._holds == 0:
             self._held_since = time.monotonic()
         self._holds += 1
+        self._start_may_pass = False
+
+    def let_start_pass(self) -> None:
+        """Sends what was held up to the news that a prompt has started; no result is among it."""
+        self._start_may_pass = True
+        self.wake()
 
     def release(self) -> None:
         """Ends one `hold`."""
@@ -154,11 +162,13 @@ class Outbox:
 
     def _take(self) -> list[Frame]:
         taken: list[Frame] = []
-        while self._frames and not self._is_held:
+        while self._frames and (self._start_may_pass or not self._is_held):
             frame = self._frames.popleft()
             self._taken += 1
             if frame is None:
                 continue
+            if isinstance(frame, TextFrame) and frame.text.startswith(START):
+                self._start_may_pass = False
             taken.append(frame)
             self._bytes -= _size(frame)
             if not isinstance(frame, bytes):

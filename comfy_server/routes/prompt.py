@@ -109,7 +109,7 @@ def _reply_first(server: PromptServer, submitted: Request) -> Iterator[None]:
     """Keeps news of a prompt from overtaking the reply that names it.
 
     Published clients begin to listen when they have read the reply: a prompt that is known already
-    would have ended by then, and they would wait for ever.
+    would have ended by then, and they would wait for ever. That it has started is told at once.
     """
     client = server.hub.clients.get(str(submitted.extra_data.get("client_id")))
     if client is None:
@@ -119,6 +119,7 @@ def _reply_first(server: PromptServer, submitted: Request) -> Iterator[None]:
     try:
         yield
     finally:
+        server.loop.call_soon(client.outbox.let_start_pass)  # when the reply is written
         server.loop.call_later(REPLY_LEAD_S, client.outbox.release)
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 
 from comfy_execution import events
 from comfy_server import PromptServer
+from comfy_server.frames import text_frame
 from comfy_server.outbox import LazyFrame, Outbox, Overflow, TextFrame
 from protocol import BinaryEventTypes
 from tests.comfy_server.conftest import PROMPT, Start
@@ -144,6 +145,21 @@ async def test_frames_are_not_held_back_for_ever_by_one_who_never_ceases_to_post
     (frame,) = await asyncio.wait_for(outbox.take(), 1)
     assert isinstance(frame, TextFrame)
     assert frame.text == "news"
+
+
+async def test_the_start_of_a_held_prompt_passes_but_not_its_result() -> None:
+    outbox = Outbox()
+    outbox.hold()
+    for kind in ("status", "execution_start", "execution_success"):
+        outbox.put(TextFrame(text_frame(kind, {})))
+    outbox.let_start_pass()
+    early = await asyncio.wait_for(outbox.take(), 1)
+    assert [json.loads(frame.text)["type"] for frame in early if isinstance(frame, TextFrame)] == [
+        "status",
+        "execution_start",
+    ]
+    outbox.release()
+    assert len(await asyncio.wait_for(outbox.take(), 1)) == 1
 
 
 async def test_progress_of_an_ownerless_prompt_goes_to_all_but_its_start_to_nobody(
