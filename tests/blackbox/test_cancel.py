@@ -80,7 +80,7 @@ def test_a_decoder_stops_between_tiles(client: Client, within: Within) -> None:
 def test_a_large_picture_stops_while_it_is_saved(
     client: Client, house: House, within: Within
 ) -> None:
-    noise = np.random.default_rng(0).integers(0, 255, (3500, 3500, 3), np.uint8)
+    noise = np.random.default_rng(0).integers(0, 255, (2000, 2000, 3), np.uint8)
     Image.fromarray(noise).save(house.server.base / "input" / "noise.bmp")
     g = graph()
     picture = g.node("LoadImage", image="noise.bmp")
