@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from comfy.devices import placement
+from comfy_nodes.latent_basics import empty_samples
 
 
 def empty_image(batch: int, channels: int, height: int, width: int, space: int) -> Tensor:
     """Zeros [B, C, height / space, width / space]; sides in pixels."""
     shape = (batch, channels, height // space, width // space)
-    return torch.zeros(shape, device=placement.intermediate_device())
+    return empty_samples(shape, placement.intermediate_device())
 
 
 def empty_video(
@@ -25,4 +25,4 @@ def empty_video(
     """
     cells = (length - 1) // time + 1
     shape = (batch, channels, cells, height // space, width // space)
-    return torch.zeros(shape, device=placement.intermediate_device())
+    return empty_samples(shape, placement.intermediate_device())

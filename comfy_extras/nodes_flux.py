@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import node_helpers
 from comfy import resize
-from comfy.devices import placement
 from comfy.sampling.schedule_curves import flux2_schedule
 from comfy_api.latest import io
 from comfy_extras.declarations import text_input
+from comfy_extras.empty_latents import empty_image
 from comfy_extras.extension import entrypoint_of
 from comfy_extras.text_tokens import tokens_for
 
@@ -184,10 +183,8 @@ class EmptyFlux2LatentImage(io.ComfyNode):
 
     @classmethod
     def execute(cls, width: int, height: int, batch_size: int = 1) -> io.NodeOutput:
-        shape = (batch_size, FLUX2_CHANNELS, height // FLUX2_CELL, width // FLUX2_CELL)
-        return io.NodeOutput(
-            {"samples": torch.zeros(shape, device=placement.intermediate_device())}
-        )
+        samples = empty_image(batch_size, FLUX2_CHANNELS, height, width, FLUX2_CELL)
+        return io.NodeOutput({"samples": samples})
 
     generate = execute
 

@@ -152,7 +152,7 @@ class ResizeAndPadImage(io.ComfyNode):
     ) -> io.NodeOutput:
         count, rows, columns, channels = image.shape
         scale = min(target_width / columns, target_height / rows)
-        width, height = int(columns * scale), int(rows * scale)
+        width, height = max(1, int(columns * scale)), max(1, int(rows * scale))
         small = resized(image, width, height, interpolation, "disabled")
         value = 0.0 if padding_color == "black" else 1.0
         canvas = torch.full((count, target_height, target_width, channels), value).to(image)
@@ -252,9 +252,9 @@ class ImageScaleToMaxDimension(io.ComfyNode):
     def execute(cls, image: Tensor, upscale_method: str, largest_size: int) -> io.NodeOutput:
         height, width = image.shape[1:3]
         if height > width:
-            width, height = round(width / height * largest_size), largest_size
+            width, height = max(1, round(width / height * largest_size)), largest_size
         elif width > height:
-            height, width = round(height / width * largest_size), largest_size
+            height, width = max(1, round(height / width * largest_size)), largest_size
         else:
             height = width = largest_size
         return io.NodeOutput(resized(image, width, height, upscale_method, "disabled"))

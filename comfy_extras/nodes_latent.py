@@ -219,10 +219,14 @@ class LatentBatch(io.ComfyNode):
     batch = execute
 
 
-def join_latents(latents: list[Latent]) -> Latent:
-    """One batch of all; sizes follow the first, and every item keeps the index of its noise."""
+def join_latents(latents: list[Latent], id: str = "samples2") -> Latent:
+    """One batch of all; sizes follow the first, and every item keeps the index of its noise.
+
+    Args:
+        id: Name of the input that errors name.
+    """
     first = latents[0]["samples"]
-    fitted = [reshape_latent_to(first.shape, item["samples"], False) for item in latents]
+    fitted = [reshape_latent_to(first.shape, item["samples"], False, id) for item in latents]
     joined = replaced(latents[0], torch.cat(fitted))
     joined["batch_index"] = [index for item in latents for index in batch_indices(item)]
     return joined

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import folder_paths
-from comfy.devices import placement
 from comfy_api.latest import io
 from comfy_extras.declarations import batch_input, pair_inputs, pair_outputs, pixels_input
 from comfy_extras.declarations import text_input as text
+from comfy_extras.empty_latents import empty_image
 from comfy_extras.extension import entrypoint_of
 from comfy_extras.nodes_slg import Span, guided_by_skipping, layers_input, layers_of, percent_input
 from comfy_extras.text_tokens import tokens_for
@@ -58,8 +57,7 @@ class EmptySD3LatentImage(io.ComfyNode):
 
     @classmethod
     def execute(cls, width: int, height: int, batch_size: int = 1) -> io.NodeOutput:
-        shape = (batch_size, CHANNELS, height // CELL, width // CELL)
-        samples = torch.zeros(shape, device=placement.intermediate_device())
+        samples = empty_image(batch_size, CHANNELS, height, width, CELL)
         return io.NodeOutput({"samples": samples})
 
     generate = execute

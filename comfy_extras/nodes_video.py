@@ -60,7 +60,8 @@ class SaveWEBM(io.ComfyNode):
             images[0].shape[0],
         )
         file = f"{name}_{counter:05}_.webm"
-        write_webm(os.path.join(folder, file), images, codec, fps, crf, workflow_texts(cls))
+        path = os.path.join(folder, file)
+        write_webm(path, images, codec, fps, crf, workflow_texts(cls))
         saved = ui.SavedResult(file, subfolder, io.FolderType.output)
         return io.NodeOutput(ui=ui.PreviewVideo([saved]))
 
@@ -68,7 +69,11 @@ class SaveWEBM(io.ComfyNode):
 def write_webm(
     path: str, images: Tensor, codec: str, fps: float, crf: float, texts: dict[str, str]
 ) -> None:
-    """Writes pictures [T, H, W, C] in 0..1."""
+    """Writes pictures [T, H, W, C] in 0..1.
+
+    Raises:
+        ValueError: The encoder does not take them.
+    """
     import av
 
     encoder, pixel_format = WEBM_CODECS[codec]
@@ -82,6 +87,14 @@ def write_webm(
         stream.options = {"crf": str(crf)}
         if codec == "av1":
             stream.options["preset"] = "6"
+        try:
+            stream.codec_context.open()
+        except av.error.ArgumentError as error:
+            raise ValueError(
+                f"images, codec: {codec} does not encode pictures of {images.shape[2]} x "
+                f"{images.shape[1]} at {fps:g} frames a second ({error}); take larger pictures or "
+                "another codec"
+            ) from error
         for image in images:
             check_interrupt()
             pixels = (image[..., :3] * 255).clamp(0, 255).to("cpu", torch.uint8).numpy()

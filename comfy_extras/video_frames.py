@@ -30,11 +30,10 @@ def encoded_frames(vae: Any, frames: Tensor, channels: int) -> Tensor:
     """
     latent: Tensor = vae.encode(frames)
     if latent.ndim != 5 or latent.shape[1] != channels:
-        kind = "video" if latent.ndim == 5 else "picture"
+        found = "a picture autoencoder" if latent.ndim != 5 else f"one with {latent.shape[1]}"
         raise ValueError(
-            f"vae: expected a video autoencoder with latents of {channels} channels, found a "
-            f"{kind} autoencoder with {latent.shape[1]}; connect that of the model that this node "
-            "is for"
+            f"vae: expected a video autoencoder with latents of {channels} channels, found "
+            f"{found}; connect that of the model that this node is for"
         )
     return latent
 

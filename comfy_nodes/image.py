@@ -107,8 +107,8 @@ class ImageScaleBy:
     CATEGORY = "image/upscaling"
 
     def upscale(self, image: Tensor, upscale_method: str, scale_by: float) -> tuple[Tensor]:
-        """Both sides times the factor, rounded."""
-        width, height = round(image.shape[2] * scale_by), round(image.shape[1] * scale_by)
+        """Both sides times the factor, rounded; at least one pixel."""
+        height, width = (max(1, round(side * scale_by)) for side in image.shape[1:3])
         return (resized(image, width, height, upscale_method, "disabled"),)
 
 

@@ -17,6 +17,7 @@ from comfy_nodes.latent_basics import (
     CELL,
     Latent,
     batch_indices,
+    empty_samples,
     pixels_input,
     replaced,
     samples_of,
@@ -58,7 +59,7 @@ class EmptyLatentImage:
     def generate(self, width: int, height: int, batch_size: int = 1) -> tuple[Latent]:
         """Zeros [batch, 4, height / 8, width / 8]."""
         shape = (batch_size, 4, height // CELL, width // CELL)
-        return ({"samples": torch.zeros(shape, device=self.device)},)
+        return ({"samples": empty_samples(shape, self.device)},)
 
 
 class LatentUpscale:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from comfy.devices import memory
 from comfy_nodes.limits import MAX_RESOLUTION
 
 Latent = dict[str, Any]
@@ -28,6 +31,23 @@ def replaced(latent: Latent, samples: Tensor) -> Latent:
 def batch_indices(latent: Latent) -> list[int]:
     """Index of each item in the batch its noise is drawn for."""
     return list(latent.get("batch_index", range(latent["samples"].shape[0])))
+
+
+def empty_samples(shape: Sequence[int], device: torch.device | str) -> Tensor:
+    """Zeros of a shape.
+
+    Raises:
+        torch.OutOfMemoryError: There is no room for them.
+    """
+    try:
+        return torch.zeros(tuple(shape), device=device)
+    except RuntimeError as error:
+        memory.raise_non_oom(error)
+        size = math.prod(shape) * torch.float32.itemsize / 2**30
+        raise memory.OOM_EXCEPTION(
+            f"an empty latent of shape {tuple(shape)} takes {size:.1f} GiB, more than there is; "
+            "lower the size or batch_size"
+        ) from error
 
 
 def samples_of(latent: Latent, id: str, axes: tuple[int, ...] = PLANE) -> Tensor:

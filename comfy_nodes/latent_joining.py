@@ -46,7 +46,7 @@ class LatentComposite:
         target = samples_to["samples"].clone()
         check_alike(target.shape, samples_from["samples"], "samples_from")
         source = resize.repeat_to_batch_size(samples_from["samples"], target.shape[0])
-        source = source[..., : target.shape[-2] - y, : target.shape[-1] - x]
+        source = source[..., : max(0, target.shape[-2] - y), : max(0, target.shape[-1] - x)]
         if 0 in source.shape:
             return (replaced(samples_to, target),)
         rows, columns = source.shape[-2:]

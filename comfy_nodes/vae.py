@@ -125,8 +125,11 @@ class VAEEncodeTiled:
         """Tiles of `tile_size` pixels; they overlap by a quarter where they are too small for
         `overlap`.
         """
+        cell = vae.spacial_compression_encode()
         if overlap >= tile_size // 2:  # tiles of half that size, too, are tried
             overlap = tile_size // 4
+        # In whole cells, so that no tile at an edge is less than one.
+        tile_size, overlap = (max(cell, tile_size // cell * cell), overlap // cell * cell)
         latent = vae.encode_tiled(
             pixels,
             tile_x=tile_size,

@@ -13,6 +13,7 @@ from comfy_api.latest import io
 from comfy_extras.audio.waveforms import Audio, at_one_rate, stereo
 
 LARGEST = 2**64 - 1
+MOST_SAMPLES = 2**31  # of silence, 12 hours at 48 kHz
 
 
 def sound(waveform: Tensor, rate: int) -> io.NodeOutput:
@@ -40,6 +41,11 @@ class EmptyAudio(io.ComfyNode):
     @classmethod
     def execute(cls, duration: float, sample_rate: int, channels: int) -> io.NodeOutput:
         samples = round(duration * sample_rate)
+        if samples > MOST_SAMPLES:
+            raise ValueError(
+                f"duration: {duration:g} s at {sample_rate} Hz are {samples} samples, expected at "
+                f"most {MOST_SAMPLES}; make it shorter"
+            )
         device = placement.intermediate_device()
         return sound(torch.zeros(1, channels, samples, device=device), sample_rate)
 

@@ -32,7 +32,7 @@ def load_audio(path: str) -> Audio:
     try:
         with av.open(path, mode="r") as container:
             found = decode_audio(container, Span())
-    except av.error.InvalidDataError as error:
+    except av.error.FFmpegError as error:
         raise ValueError(f"cannot read {path} as sound: {error}") from error
     if found is None:
         raise ValueError(f"there is no sound in {path}")

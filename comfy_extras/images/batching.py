@@ -86,4 +86,4 @@ class BatchLatentsNode(io.ComfyNode):
 
     @classmethod
     def execute(cls, latents: dict[str, dict[str, Any]]) -> io.NodeOutput:
-        return io.NodeOutput(join_latents(list(latents.values())))
+        return io.NodeOutput(join_latents(list(latents.values()), "latents"))

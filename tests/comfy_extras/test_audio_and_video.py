@@ -209,3 +209,13 @@ def test_a_sound_of_no_length_is_not_saved(output: Path) -> None:
     silence: Any = {"waveform": torch.zeros(1, 2, 0), "sample_rate": RATE}
     with pytest.raises(ValueError, match="audio: expected a sound"):
         files.SaveAudio.execute(silence, "none")
+
+
+def test_a_picture_too_small_for_its_codec_is_named(output: Path) -> None:
+    with pytest.raises(ValueError, match="images, codec: av1 does not encode pictures of 1 x 1"):
+        nodes_video.SaveWEBM.execute(torch.zeros(1, 1, 1, 3), "av1", 24.0, "tiny", 32.0)
+
+
+def test_a_file_that_cannot_be_opened_is_no_sound(output: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot read .* as sound"):
+        load_audio(str(output))

@@ -26,9 +26,19 @@ from comfy_extras import (
     nodes_stable_cascade,
     nodes_wan,
 )
+from comfy_extras.audio.editing import EmptyAudio
 from comfy_extras.audio.latents import VAEDecodeAudio, VAEEncodeAudio
+from comfy_extras.images.batching import BatchLatentsNode
 from comfy_extras.masks.compositing import LatentCompositeMasked
-from comfy_nodes.latent import LatentFlip, LatentRotate, LatentUpscale, LatentUpscaleBy
+from comfy_extras.nodes_images import ImageScaleToMaxDimension, ResizeAndPadImage
+from comfy_nodes.image import ImageScaleBy
+from comfy_nodes.latent import (
+    EmptyLatentImage,
+    LatentFlip,
+    LatentRotate,
+    LatentUpscale,
+    LatentUpscaleBy,
+)
 from comfy_nodes.latent_joining import LatentBlend, LatentComposite
 from comfy_nodes.vae import InpaintModelConditioning, VAEEncodeForInpaint
 
@@ -180,6 +190,36 @@ def test_latents_of_two_models_are_not_joined(
         join(latent(1, 4, 8, 8), latent(*other))
 
 
+@pytest.mark.parametrize(("x", "y"), [(64, 0), (96, 0), (0, 96)])
+def test_nothing_is_pasted_beyond_the_border(x: int, y: int) -> None:
+    target = latent(1, 4, 8, 8)
+    made = LatentComposite().composite(target, latent(1, 4, 8, 8), x, y)[0]
+    assert torch.equal(made["samples"], target["samples"])
+
+
+def test_errors_name_the_input_of_a_list() -> None:
+    with pytest.raises(ValueError, match="latents: expected a latent like the other one"):
+        BatchLatentsNode.execute({"latent0": latent(1, 4, 8, 8), "latent1": latent(1, 16, 8, 8)})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: EmptyLatentImage().generate(16384, 16384, 4096),
+        lambda: nodes_sd3.EmptySD3LatentImage.execute(16384, 16384, 4096),
+        lambda: nodes_hunyuan.EmptyHunyuanLatentVideo.execute(16384, 16384, 16381, 4096),
+    ],
+)
+def test_latents_larger_than_the_memory_say_how_large(make: Callable[[], Any]) -> None:
+    with pytest.raises(torch.OutOfMemoryError, match=r"of shape \(4096, .* takes .* GiB"):
+        make()
+
+
+def test_endless_silence_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"duration: 1e\+18 s at 44100 Hz"):
+        EmptyAudio.execute(1e18, 44100, 2)
+
+
 def test_a_batch_is_pasted_onto_one_latent_by_its_first() -> None:
     made = LatentComposite().composite(latent(1, 4, 8, 8), latent(3, 4, 8, 8), 0, 0)[0]
     assert torch.equal(made["samples"], latent(3, 4, 8, 8)["samples"][:1])
@@ -212,6 +252,11 @@ def test_sounds_have_no_sides(change: Callable[[Any], Any]) -> None:
 
 def test_no_latent_shrinks_to_nothing() -> None:
     made = LatentUpscaleBy().upscale(latent(1, 4, 8, 8), "bilinear", 0.01)[0]
+    assert ImageScaleBy().upscale(torch.ones(1, 9, 1, 3), "area", 0.01)[0].shape == (1, 1, 1, 3)
+    thin = torch.ones(1, 1, 100, 3)
+    padded = ResizeAndPadImage.execute(thin, 10, 10, "black", "area")[0]
+    assert padded.sum() == 30
+    assert ImageScaleToMaxDimension.execute(thin, "area", 10)[0].shape == (1, 1, 10, 3)
     assert made["samples"].shape == (1, 4, 1, 1)
     with pytest.raises(ValueError, match="cannot resize to 0 x 4"):
         common_upscale(torch.zeros(1, 3, 8, 8), 0, 4, "bilinear", "center")

@@ -12,6 +12,7 @@ from comfy.ldm.taesd.model import TAESD
 from comfy.vae.kinds import detect_autoencoder
 from comfy.vae.vae import VAE, NotFiniteError
 from comfy.weights.fill import IncompleteWeightsError
+from comfy_nodes.vae import VAEEncodeTiled
 from tests.support.golden_nets import GoldenNet, assert_close_to_golden, read_golden_net
 
 
@@ -108,6 +109,13 @@ def test_alpha_is_left_out(vae: VAE) -> None:
     expected = vae.encode(picture)
     torch.manual_seed(0)
     assert torch.equal(vae.encode(with_alpha), expected)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("tile", "overlap"), [(64, 1), (64, 64), (65, 33)])
+def test_every_tile_of_the_node_is_whole(vae: VAE, tile: int, overlap: int) -> None:
+    latent = VAEEncodeTiled().encode(vae, torch.rand(1, 64, 130, 3), tile, overlap)[0]["samples"]
+    assert latent.shape[-2:] == (32, 65)
 
 
 def test_a_picture_smaller_than_a_cell_is_refused(vae: VAE) -> None:
