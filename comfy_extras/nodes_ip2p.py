@@ -11,12 +11,14 @@ import node_helpers
 from comfy_api.latest import io
 from comfy_extras.declarations import pair_and_latent_outputs, pair_inputs
 from comfy_extras.extension import entrypoint_of
+from comfy_nodes.vae import check_sides
 
 CELL = 8  # pixels per latent cell and axis
 
 
 def whole_cells(pixels: Tensor) -> Tensor:
     """The middle of pictures [B, H, W, C], cut to whole latent cells."""
+    check_sides(pixels, CELL)
     rows, columns = pixels.shape[1] % CELL, pixels.shape[2] % CELL
     top, left = rows // 2, columns // 2
     height, width = pixels.shape[1] - rows, pixels.shape[2] - columns

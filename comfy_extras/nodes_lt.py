@@ -198,6 +198,12 @@ class LTXVConcatAVLatent(io.ComfyNode):
     @classmethod
     def execute(cls, video_latent: Latent, audio_latent: Latent) -> io.NodeOutput:
         parts = (video_latent, audio_latent)
+        count, other = (part["samples"].shape[0] for part in parts)
+        if count != other:
+            raise ValueError(
+                f"audio_latent: expected as many latents as video_latent has ({count}), found "
+                f"{other}"
+            )
         joined: Latent = {**video_latent, **audio_latent}
         joined["samples"] = NestedTensor([part["samples"] for part in parts])
         if any(part.get("noise_mask") is not None for part in parts):

@@ -65,6 +65,12 @@ class Blend(io.ComfyNode):
         image1, image2 = node_helpers.image_alpha_fix(image1, image2.to(image1.device))
         if image1.shape != image2.shape:
             image2 = resized(image2, image1.shape[2], image1.shape[1], "bicubic", "center")
+        counts = {image1.shape[0], image2.shape[0]}
+        if len(counts) > 1 and 1 not in counts:
+            raise ValueError(
+                f"image2: expected one picture or as many as image1 ({image1.shape[0]}), found "
+                f"{image2.shape[0]}"
+            )
         blended = BLEND_MODES[blend_mode](image1, image2)
         mixed = image1 * (1 - blend_factor) + blended * blend_factor
         return io.NodeOutput(mixed.clamp(0, 1))

@@ -236,6 +236,20 @@ def frames_as_batch(images: Tensor) -> Tensor:
     return images.reshape(-1, *images.shape[-3:]) if images.ndim == 5 else images
 
 
+def check_sides(pixels: Tensor, cell: int) -> None:
+    """Refuse pictures [B, H, W, C] that have a side of less than one cell.
+
+    Raises:
+        ValueError: They have.
+    """
+    rows, columns = pixels.shape[1], pixels.shape[2]
+    if min(rows, columns) < cell:
+        raise ValueError(
+            f"pixels: expected sides of at least {cell} pixels, found {columns} x {rows}; enlarge "
+            "the picture"
+        )
+
+
 def fit_mask(pixels: Tensor, mask: Tensor, cell: int) -> tuple[Tensor, Tensor]:
     """Brings picture and mask to one size, a multiple of the autoencoder's cell, cropping evenly.
 
@@ -247,8 +261,9 @@ def fit_mask(pixels: Tensor, mask: Tensor, cell: int) -> tuple[Tensor, Tensor]:
         The cropped picture and the mask [B, 1, H, W], resized and cropped alike.
 
     Raises:
-        ValueError: There are neither one nor B masks.
+        ValueError: There are neither one nor B masks, or the picture is smaller than a cell.
     """
+    check_sides(pixels, cell)
     rows, columns = pixels.shape[1], pixels.shape[2]
     mask = mask.reshape(-1, 1, *mask.shape[-2:])
     if mask.shape[0] not in (1, pixels.shape[0]):

@@ -323,11 +323,20 @@ def apply_freenoise(
 def _prepare_sampling_wrapper(
     executor: Any, model: Any, noise_shape: Sequence[int], *args: Any, **kwargs: Any
 ) -> Any:
-    """Memory is estimated for a window, not for the whole."""
+    """Memory is estimated for a window, not for the whole.
+
+    Raises:
+        ValueError: The latent has no such axis.
+    """
     options = kwargs.get("model_options") or {}
     handler = options.get("context_handler")
     if handler is not None:
         shape = list(noise_shape)
+        if handler.dim >= len(shape):
+            raise ValueError(
+                f"dim: expected an axis of the latent (0 to {len(shape) - 1}; its shape is "
+                f"{tuple(shape)}) to cut context windows from, found {handler.dim}"
+            )
         shape[handler.dim] = min(shape[handler.dim], handler.context_length)
         noise_shape = shape
     return executor(model, noise_shape, *args, **kwargs)

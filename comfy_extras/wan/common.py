@@ -20,9 +20,7 @@ from comfy_extras.declarations import (
     pixels_input,
 )
 from comfy_extras.empty_latents import empty_video
-from comfy_extras.video_frames import (
-    blank,
-)
+from comfy_extras.video_frames import blank, encoded_frames, frames_at
 
 Latent = dict[str, Any]
 CHANNELS, CELL, TIME = 16, 8, 4  # of a latent; pixels of a side, and frames, that share a cell
@@ -69,6 +67,18 @@ def neutral(channels: int, cells: int, rows: int, columns: int, batch: int = 1) 
             f"channels, found one with {channels}; connect that of the model that this node is for"
         )
     return formats[channels]().process_out(blank(batch, channels, cells, rows, columns))
+
+
+def beginning_with(
+    images: Tensor | None, latent: Tensor, vae: Any, width: int, height: int, length: int
+) -> Tensor:
+    """A copy of a latent whose first cells are those of some pictures, if there are any."""
+    begun = latent.clone()
+    if images is not None:
+        frames = frames_at(images, width, height, length)
+        encoded = encoded_frames(vae, frames, latent.shape[1])
+        begun[:, :, : encoded.shape[2]] = encoded[:, :, : latent.shape[2]]
+    return begun
 
 
 def frame_mask(cells: int, rows: int, columns: int, given: list[slice]) -> Tensor:

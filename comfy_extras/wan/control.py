@@ -21,6 +21,7 @@ from comfy_extras.video_frames import (
 from comfy_extras.wan.common import (
     CHANNELS,
     TIME,
+    beginning_with,
     empty,
     frame_mask,
     image_input,
@@ -59,12 +60,11 @@ class WanFunControlToVideo(io.ComfyNode):
     ) -> io.NodeOutput:
         latent = empty(batch_size, width, height, length)
         cells, rows, columns = latent.shape[2:]
-        control = neutral(CHANNELS, cells, rows, columns, batch_size)
-        start = control.clone()
-        for images, shown in ((control_video, control), (start_image, start)):
-            if images is not None:
-                encoded = encoded_frames(vae, frames_at(images, width, height, length), CHANNELS)
-                shown[:, :, : encoded.shape[2]] = encoded[:, :, :cells]
+        nothing = neutral(CHANNELS, cells, rows, columns, batch_size)
+        control, start = (
+            beginning_with(images, nothing, vae, width, height, length)
+            for images in (control_video, start_image)
+        )
         values: dict[str, Any] = {"concat_latent_image": torch.cat([control, start], dim=1)}
         if clip_vision_output is not None:
             values["clip_vision_output"] = clip_vision_output
@@ -100,13 +100,12 @@ class Wan22FunControlToVideo(io.ComfyNode):
         channels, space = vae.latent_channels, vae.spacial_compression_encode()
         latent = empty_video(batch_size, channels, length, height, width, TIME, space)
         cells, rows, columns = latent.shape[2:]
-        control = neutral(channels, cells, rows, columns, batch_size)
-        start = control.clone()
+        nothing = neutral(channels, cells, rows, columns, batch_size)
+        control, start = (
+            beginning_with(images, nothing, vae, width, height, length)
+            for images in (control_video, start_image)
+        )
         given = []
-        for images, shown in ((control_video, control), (start_image, start)):
-            if images is not None:
-                encoded = encoded_frames(vae, frames_at(images, width, height, length), channels)
-                shown[:, :, : encoded.shape[2]] = encoded[:, :, :cells]
         if start_image is not None:
             given = [slice(0, min(length, start_image.shape[0]) + TIME - 1)]
         values = {
@@ -152,9 +151,8 @@ class WanCameraImageToVideo(io.ComfyNode):
         cells, rows, columns = latent.shape[2:]
         values: dict[str, Any] = {}
         if start_image is not None:
-            shown = neutral(CHANNELS, cells, rows, columns, batch_size)
-            encoded = encoded_frames(vae, frames_at(start_image, width, height, length), CHANNELS)
-            shown[:, :, : encoded.shape[2]] = encoded[:, :, :cells]
+            nothing = neutral(CHANNELS, cells, rows, columns, batch_size)
+            shown = beginning_with(start_image, nothing, vae, width, height, length)
             given = [slice(0, min(length, start_image.shape[0]) + TIME - 1)]
             mask = frame_mask(cells, rows, columns, given)
             values = {"concat_latent_image": shown, "concat_mask": mask}

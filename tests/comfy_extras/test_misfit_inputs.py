@@ -31,6 +31,8 @@ from comfy_extras.audio.latents import VAEDecodeAudio, VAEEncodeAudio
 from comfy_extras.images.batching import BatchLatentsNode
 from comfy_extras.masks.compositing import LatentCompositeMasked
 from comfy_extras.nodes_images import ImageScaleToMaxDimension, ResizeAndPadImage
+from comfy_extras.nodes_ip2p import InstructPixToPixConditioning
+from comfy_extras.nodes_post_processing import Blend
 from comfy_nodes.image import ImageScaleBy
 from comfy_nodes.latent import (
     EmptyLatentImage,
@@ -281,6 +283,31 @@ def test_masks_are_one_or_one_for_each_picture(masks: int) -> None:
         VAEEncodeForInpaint().encode(PictureVAE(), *given)
     with pytest.raises(ValueError, match=rf"mask: expected .* \(3\), found {masks}"):
         InpaintModelConditioning().encode(COND, COND, given[0], PictureVAE(), given[1])
+
+
+def test_batches_are_blended_one_by_one_or_with_one() -> None:
+    one, two, three = (PICTURE.repeat(count, 1, 1, 1) for count in (1, 2, 3))
+    assert Blend.execute(one, three, 0.5, "normal")[0].shape[0] == 3
+    with pytest.raises(ValueError, match=r"image2: expected one .* \(3\), found 2"):
+        Blend.execute(three, two, 0.5, "normal")
+
+
+def test_pictures_smaller_than_a_cell_are_not_inpainted() -> None:
+    small, found = (
+        torch.ones(1, 9, 7, 3),
+        "pixels: expected sides of at least 8 pixels, found 7 x 9",
+    )
+    with pytest.raises(ValueError, match=found):
+        VAEEncodeForInpaint().encode(PictureVAE(), small, torch.ones(1, 9, 7))
+    with pytest.raises(ValueError, match=found):
+        InpaintModelConditioning().encode(COND, COND, small, PictureVAE(), torch.ones(1, 9, 7))
+    with pytest.raises(ValueError, match=found):
+        InstructPixToPixConditioning.execute(COND, COND, small, PictureVAE())
+
+
+def test_video_and_sound_are_as_many() -> None:
+    with pytest.raises(ValueError, match=r"audio_latent: expected .* \(3\), found 1"):
+        nodes_lt.LTXVConcatAVLatent.execute(latent(3, 4, 2, 8, 8), latent(1, 8, 16, 4))
 
 
 def test_planes_of_several_sizes_are_no_picture() -> None:

@@ -160,3 +160,14 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
         comfy.context_windows.get_matching_context_schedule("x")
     with pytest.raises(ValueError, match="unknown fuse method 'x'; known: flat"):
         comfy.context_windows.get_matching_fuse_method("x")
+
+
+def test_an_axis_that_the_latent_lacks_is_named() -> None:
+    model, latent = patcher(ClosedFormModel()), torch.zeros(1, 4, 8, 8)
+    model.model_options["context_handler"] = handler_of("batched", dim=5)
+    context_windows.create_prepare_sampling_wrapper(model)
+    with pytest.raises(ValueError, match=r"dim: expected an axis of .*\(1, 4, 8, 8\)\) .* found 5"):
+        run.sample(
+            model, noise.prepare_noise(latent, 1), 3, 2.0, "euler", "normal",
+            conditioning(POSITIVE), conditioning(NEGATIVE), latent, disable_pbar=True, seed=1,
+        )  # fmt: skip
