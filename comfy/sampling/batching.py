@@ -150,7 +150,7 @@ def finalize_default_conds(
         for entry in entries:
             found = job_functions.get_area_and_mult(entry, x_in, timestep)
             if found is not None:
-                job = found._replace(mult=mult)
+                job = found._replace(mult=cut(mult, found.area))
                 _keyframe_hooks(model, timestep, job, model_options)
                 hooked_to_run.setdefault(job.hooks, []).append((job, index))
 

@@ -96,6 +96,15 @@ def test_overlaps_are_weighted_means() -> None:
     assert torch.allclose(made[..., :4], torch.tensor((0.5 * 1 + 0.5 * 3 + 2 * 5) / 3.0))
 
 
+def test_a_default_with_an_area_fills_what_is_left_of_that_area() -> None:
+    entries = [
+        text(1.0, area=(8, 4, 0, 0), strength=1.0),
+        text(5.0, area=(8, 4, 0, 2), strength=1.0, default=True),
+    ]
+    made = estimate(entries, (2, 4, 8, 8))[1, 0, 0]
+    assert made.tolist() == [1.0, 1.0, 1.0, 1.0, 5.0, 5.0, 0.0, 0.0]
+
+
 def test_an_area_outside_of_the_latent_does_nothing() -> None:
     made = estimate([text(1.0), text(9.0, area=(4, 4, 30, 30))], (1, 4, 8, 8))
     assert torch.equal(made, torch.ones_like(made))
