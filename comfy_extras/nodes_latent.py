@@ -12,7 +12,14 @@ from torch import Tensor
 from comfy import resize
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.gaussian import filter_channels, sharpening_kernel
-from comfy_nodes.latent_basics import VIDEO, batch_indices, check_alike, replaced, samples_of
+from comfy_nodes.latent_basics import (
+    VIDEO,
+    batch_indices,
+    check_alike,
+    check_beside,
+    replaced,
+    samples_of,
+)
 from comfy_nodes.limits import MAX_RESOLUTION
 
 logger = logging.getLogger(__name__)
@@ -143,24 +150,6 @@ class LatentConcat(io.ComfyNode):
         return io.NodeOutput(replaced(samples1, torch.cat(parts, dim=AXES[dim[-1]])))
 
 
-def check_beside(first: Tensor, second: Tensor, axis: int, id: str) -> None:
-    """Refuse to join latents that differ along another axis than the one they are joined along.
-
-    Raises:
-        ValueError: They differ there.
-    """
-
-    def others(latent: Tensor) -> list[int]:
-        place = axis % latent.ndim
-        return [size for number, size in enumerate(latent.shape) if number != place]
-
-    if first.ndim != second.ndim or others(first) != others(second):
-        raise ValueError(
-            f"{id}: expected a latent that differs from the other one, {tuple(first.shape)}, along "
-            f"axis {axis} only, found {tuple(second.shape)}"
-        )
-
-
 class LatentCut(io.ComfyNode):
     """Cuts a slice out of a latent."""
 
@@ -267,10 +256,8 @@ class ReplaceVideoLatentFrames(io.ComfyNode):
     ) -> io.NodeOutput:
         if source is None:
             return io.NodeOutput(destination)
-        target, frames_of_source = (
-            samples_of(latent, id, VIDEO)
-            for latent, id in ((destination, "destination"), (source, "source"))
-        )
+        target = samples_of(destination, "destination", VIDEO)
+        frames_of_source = samples_of(source, "source", VIDEO)
         check_beside(target, frames_of_source, AXES["t"], "source")
         frames, given = target.shape[2], frames_of_source.shape[2]
         start = index + frames if index < 0 else index

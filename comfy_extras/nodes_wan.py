@@ -18,6 +18,7 @@ from comfy_extras.wan.pictures import (
     WanPhantomSubjectToVideo,
 )
 from comfy_extras.wan.vace import WanVaceToVideo
+from comfy_nodes.latent_basics import VIDEO, samples_of
 
 
 class TrimVideoLatent(io.ComfyNode):
@@ -37,7 +38,13 @@ class TrimVideoLatent(io.ComfyNode):
 
     @classmethod
     def execute(cls, samples: Latent, trim_amount: int) -> io.NodeOutput:
-        return io.NodeOutput({**samples, "samples": samples["samples"][:, :, trim_amount:]})
+        video = samples_of(samples, "samples", VIDEO)
+        if trim_amount >= video.shape[2]:
+            raise ValueError(
+                f"trim_amount: expected less than the {video.shape[2]} cells of the latent, found "
+                f"{trim_amount}"
+            )
+        return io.NodeOutput({**samples, "samples": video[:, :, trim_amount:]})
 
 
 comfy_entrypoint = entrypoint_of(

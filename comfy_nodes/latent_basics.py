@@ -87,3 +87,21 @@ def check_alike(wanted: Sequence[int], samples: Tensor, id: str) -> None:
             f"{id}: expected a latent like the other one, of shape {tuple(wanted)}, found "
             f"{tuple(samples.shape)}; latents of different models do not go together"
         )
+
+
+def check_beside(first: Tensor, second: Tensor, axis: int, id: str) -> None:
+    """Refuse to join latents that differ along another axis than the one they are joined along.
+
+    Raises:
+        ValueError: They differ there.
+    """
+
+    def others(latent: Tensor) -> list[int]:
+        place = axis % latent.ndim
+        return [size for number, size in enumerate(latent.shape) if number != place]
+
+    if first.ndim != second.ndim or others(first) != others(second):
+        raise ValueError(
+            f"{id}: expected a latent that differs from the other one, {tuple(first.shape)}, along "
+            f"axis {axis} only, found {tuple(second.shape)}"
+        )

@@ -305,6 +305,15 @@ def test_pictures_smaller_than_a_cell_are_not_inpainted() -> None:
         InstructPixToPixConditioning.execute(COND, COND, small, PictureVAE())
 
 
+def test_something_of_a_video_is_left() -> None:
+    made = nodes_wan.TrimVideoLatent.execute(latent(1, 16, 5, 2, 2), 4)[0]["samples"]
+    assert torch.equal(made, latent(1, 16, 5, 2, 2)["samples"][:, :, 4:])
+    with pytest.raises(ValueError, match="trim_amount: expected less than the 5 cells"):
+        nodes_wan.TrimVideoLatent.execute(latent(1, 16, 5, 2, 2), 5)
+    with pytest.raises(ValueError, match="samples: expected a latent of a video"):
+        nodes_wan.TrimVideoLatent.execute(latent(1, 4, 8, 8), 1)
+
+
 def test_video_and_sound_are_as_many() -> None:
     with pytest.raises(ValueError, match=r"audio_latent: expected .* \(3\), found 1"):
         nodes_lt.LTXVConcatAVLatent.execute(latent(3, 4, 2, 8, 8), latent(1, 8, 16, 4))
