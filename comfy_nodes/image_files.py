@@ -19,9 +19,11 @@ from torch import Tensor
 import folder_paths
 import node_helpers
 from comfy.cli_args import args
+from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.sampling.environment import environment
 from comfy_api.internal.watched_file import watched_file
 
+ROWS_AT_ONCE = 256  # of a picture that is converted: a cancellation is noticed in between
 NO_ALPHA_SIZE = 64  # side of the blank mask that stands for "this picture has no transparency"
 
 
@@ -219,8 +221,16 @@ def png_text(prompt: dict[str, Any] | None, extra: dict[str, Any] | None) -> Png
 
 
 def to_picture(image: Tensor) -> Image.Image:
-    """A picture [H, W, C] with values 0..1 in eight bits; values outside are clipped."""
-    values = np.clip(255.0 * image.cpu().float().numpy(), 0, 255).astype(np.uint8)
+    """A picture [H, W, C] with values 0..1 in eight bits; values outside are clipped.
+
+    Raises:
+        InterruptProcessingException: The prompt was cancelled.
+    """
+    values = np.empty(tuple(image.shape), np.uint8)
+    for top in range(0, len(image), ROWS_AT_ONCE):
+        throw_exception_if_processing_interrupted()
+        rows = slice(top, top + ROWS_AT_ONCE)
+        values[rows] = np.clip(255.0 * image[rows].cpu().float().numpy(), 0, 255).astype(np.uint8)
     return Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values)
 
 

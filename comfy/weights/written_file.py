@@ -9,7 +9,6 @@ Source: https://huggingface.co/docs/safetensors
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Mapping
 from typing import IO, Any
@@ -23,11 +22,11 @@ _NAMES = {dtype: name for name, dtype in SAFETENSORS_TYPES.items()}
 
 
 def write_tensors(
-    path: str | os.PathLike[str],
+    file: IO[bytes],
     tensors: Mapping[str, torch.Tensor],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes tensors by key, wherever they are.
+    """Writes tensors by key, wherever they are, to an empty file.
 
     Raises:
         TypeError: a tensor has a dtype that the format has no name for.
@@ -49,16 +48,16 @@ def write_tensors(
         header[key] = {"dtype": _NAMES[tensor.dtype], "shape": shape, "data_offsets": place}
     text = json.dumps(header, separators=(",", ":")).encode("utf-8")
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for key in ordered:
-            _write(file, tensors[key])
+    file.write(struct.pack("<Q", len(text)) + text)
+    for key in ordered:
+        _write(file, tensors[key])
 
 
 def _write(file: IO[bytes], tensor: torch.Tensor) -> None:
-    """Appends a tensor's bytes, row by row of memory."""
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-    data = flat.numpy().data
-    for start in range(0, max(len(data), 1), PIECE_BYTES):
+    """Appends a tensor's bytes, a few rows at a time: rearranging a large one takes long."""
+    rows = tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach()
+    row_bytes = max(rows[0].nelement() * rows.element_size(), 1) if len(rows) else 1
+    for piece in rows.split(max(PIECE_BYTES // row_bytes, 1)):
         throw_exception_if_processing_interrupted()
-        file.write(data[start : start + PIECE_BYTES])
+        flat = piece.to("cpu").contiguous().reshape(-1).view(torch.uint8)
+        file.write(flat.numpy().data)
