@@ -16,7 +16,7 @@ METHODS = ["bicubic", "nearest-exact", "bilinear", "area", "bislerp"]
 
 def shrunk(h: Tensor, factor: float, method: str) -> Tensor:
     """Features [B, C, H, W] at 1 / factor of their size."""
-    width, height = round(h.shape[-1] / factor), round(h.shape[-2] / factor)
+    width, height = (max(1, round(side / factor)) for side in (h.shape[-1], h.shape[-2]))
     return resize.common_upscale(h, width, height, method, "disabled")
 
 

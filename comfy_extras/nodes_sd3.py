@@ -90,11 +90,10 @@ class CLIPTextEncodeSD3(io.ComfyNode):
             for name, written in texts.items()
         }
         # The states of both CLIP encoders lie side by side, so both need as many chunks.
-        empty = clip.tokenize("")
         chunks = max(len(tokens["l"]), len(tokens["g"]))
         for name in ("l", "g"):
             while len(tokens[name]) < chunks:
-                tokens[name] = tokens[name] + empty[name]
+                tokens[name] = tokens[name] + tokens_for(clip, "", name)
         return io.NodeOutput(clip.encode_from_tokens_scheduled(tokens))
 
     encode = execute

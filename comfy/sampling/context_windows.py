@@ -25,6 +25,7 @@ from comfy.sampling.window_schedules import (
 )
 
 WRAPPER_KEY = "context_windows"
+CHANNELS = 1  # axis that every window needs whole
 
 CondLists = list[list[dict[str, Any]] | None]
 
@@ -326,16 +327,16 @@ def _prepare_sampling_wrapper(
     """Memory is estimated for a window, not for the whole.
 
     Raises:
-        ValueError: The latent has no such axis.
+        ValueError: The latent has no such axis, or it is that of the channels.
     """
     options = kwargs.get("model_options") or {}
     handler = options.get("context_handler")
     if handler is not None:
         shape = list(noise_shape)
-        if handler.dim >= len(shape):
+        if handler.dim == CHANNELS or handler.dim >= len(shape):
             raise ValueError(
-                f"dim: expected an axis of the latent (0 to {len(shape) - 1}; its shape is "
-                f"{tuple(shape)}) to cut context windows from, found {handler.dim}"
+                f"dim: expected an axis of the latent (shape {tuple(shape)}) to cut context "
+                f"windows from, other than its channels ({CHANNELS}), found {handler.dim}"
             )
         shape[handler.dim] = min(shape[handler.dim], handler.context_length)
         noise_shape = shape

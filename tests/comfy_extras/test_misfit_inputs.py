@@ -20,6 +20,7 @@ from comfy_extras import (
     nodes_latent,
     nodes_lt,
     nodes_model_advanced,
+    nodes_model_downscale,
     nodes_morphology,
     nodes_sd3,
     nodes_sdupscale,
@@ -77,6 +78,7 @@ def latent(*shape: int) -> dict[str, Any]:
     [
         (lambda clip: nodes_flux.CLIPTextEncodeFlux.execute(clip, "a", "b", 3.5), "t5xxl"),
         (lambda clip: nodes_sd3.CLIPTextEncodeSD3.execute(clip, "a", "b", "c", "none"), "g"),
+        (lambda clip: nodes_sd3.CLIPTextEncodeSD3.execute(clip, "a", "", "", "none"), "g"),
         (lambda clip: nodes_hunyuan.CLIPTextEncodeHunyuanDiT.execute(clip, "a", "b"), "mt5xl"),
         (
             lambda clip: nodes_kandinsky5.CLIPTextEncodeKandinsky5.execute(clip, "a", "b"),
@@ -262,6 +264,11 @@ def test_no_latent_shrinks_to_nothing() -> None:
     assert made["samples"].shape == (1, 4, 1, 1)
     with pytest.raises(ValueError, match="cannot resize to 0 x 4"):
         common_upscale(torch.zeros(1, 3, 8, 8), 0, 4, "bilinear", "center")
+
+
+def test_no_features_shrink_to_nothing() -> None:
+    made = nodes_model_downscale.shrunk(torch.ones(1, 2, 4, 3), 9.0, "area")
+    assert made.shape == (1, 2, 1, 1)
 
 
 def test_the_smallest_upscale_has_one_cell() -> None:

@@ -162,11 +162,13 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
         comfy.context_windows.get_matching_fuse_method("x")
 
 
-def test_an_axis_that_the_latent_lacks_is_named() -> None:
+@pytest.mark.parametrize("dim", [1, 4, 5])
+def test_an_axis_that_has_no_windows_is_named(dim: int) -> None:
     model, latent = patcher(ClosedFormModel()), torch.zeros(1, 4, 8, 8)
-    model.model_options["context_handler"] = handler_of("batched", dim=5)
+    model.model_options["context_handler"] = handler_of("batched", dim=dim)
     context_windows.create_prepare_sampling_wrapper(model)
-    with pytest.raises(ValueError, match=r"dim: expected an axis of .*\(1, 4, 8, 8\)\) .* found 5"):
+    found = rf"dim: expected an axis of .*\(1, 4, 8, 8\)\) .* found {dim}"
+    with pytest.raises(ValueError, match=found):
         run.sample(
             model, noise.prepare_noise(latent, 1), 3, 2.0, "euler", "normal",
             conditioning(POSITIVE), conditioning(NEGATIVE), latent, disable_pbar=True, seed=1,
