@@ -41,8 +41,6 @@ from comfy_nodes.image_files import (
 )
 from comfy_nodes.latent import (
     EmptyLatentImage,
-    LatentBlend,
-    LatentComposite,
     LatentCrop,
     LatentFlip,
     LatentFromBatch,
@@ -53,6 +51,7 @@ from comfy_nodes.latent import (
     SetLatentNoiseMask,
 )
 from comfy_nodes.latent_files import LoadLatent, SaveLatent
+from comfy_nodes.latent_joining import LatentBlend, LatentComposite
 from comfy_nodes.lifecycle import (
     before_node_execution,
     init_builtin_extra_nodes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import traceback
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from typing import Any
 
 from comfy_execution.calls import NodeExitError
 from comfy_execution.inputs import InputLists
+
+logger = logging.getLogger(__name__)
 
 LONGEST_TEXT = 2000
 
@@ -66,12 +69,21 @@ def describe_failure(
     return Failure(
         node_id,
         exception_type=full_type_name(type(error)),
-        message=f"{message}\n{hint_for(error) or ''}",
+        message=f"{message}\n{_advice(hint_for, error)}",
         traceback=frames,
         current_inputs={
             name: [printable(value) for value in values] for name, values in inputs.items()
         },
     )
+
+
+def _advice(hint_for: Callable[[BaseException], str | None], error: BaseException) -> str:
+    """What the hook says; its own failure must not hide the node's."""
+    try:
+        return hint_for(error) or ""
+    except Exception:
+        logger.exception("no advice could be found for a failure")
+        return ""
 
 
 def _as_raised(error: BaseException) -> BaseException:

@@ -18,7 +18,6 @@ from comfy.sampling.schedules import append_zero, get_sigmas_exponential, get_si
 from comfy.sampling.solvers.adams import sample_deis, sample_ipndm, sample_ipndm_v, sample_lms
 from comfy.sampling.solvers.dpm_solver import (
     DPMSolver,
-    PIDStepSizeController,
     sample_dpm_adaptive,
     sample_dpm_fast,
 )
@@ -68,6 +67,7 @@ from comfy.sampling.solvers.seeds import (
     sample_seeds_2,
     sample_seeds_3,
 )
+from comfy.sampling.solvers.step_size import PIDStepSizeController
 from comfy.sampling.solvers.tensor_forms import (
     append_dims,
     get_ancestral_step,

@@ -523,6 +523,16 @@ def test_the_memory_hook_adds_its_advice() -> None:
     assert bench.error["exception_message"] == "boom\nuse a smaller picture"
 
 
+def test_a_memory_hook_that_fails_does_not_hide_the_failure() -> None:
+    def fail(_: BaseException) -> str:
+        raise ValueError("no advice")
+
+    bench = Bench(oom_hook=fail)
+    bench.run({"1": make("Fail", value=1), "2": make("Show", value=["1", 0])})
+    assert bench.error["node_id"] == "1"
+    assert bench.error["exception_message"].strip() == "boom"
+
+
 def test_a_slot_that_was_not_returned_is_an_error_that_names_it() -> None:
     short = node("Short", RETURN_TYPES=("INT", "INT"), run=lambda self: (1,))
     bench = Bench(classes={"Short": short})

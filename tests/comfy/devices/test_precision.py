@@ -277,3 +277,9 @@ def test_memory_errors_of_every_back_end_are_known() -> None:
     assert memory.is_oom(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
     assert memory.is_oom(MemoryError())
     assert not memory.is_oom(RuntimeError("shape mismatch"))
+
+    class Unprintable(RuntimeError):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    assert not memory.is_oom(Unprintable())
