@@ -73,16 +73,11 @@ class ProgressRegistry:
         """Node id -> progress, in order of appearance, long past expanded nodes left out."""
         return dict(self._nodes)
 
-    def start_progress(self, node_id: str, is_followed: bool = False) -> None:
-        """A node starts, or starts again after waiting.
-
-        Args:
-            node_id: The node.
-            is_followed: Another event comes at once; see `events.ProgressState`.
-        """
+    def start_progress(self, node_id: str) -> None:
+        """A node starts, or starts again after waiting."""
         self.current_node = node_id
         self._set(node_id, "running", 0.0, 1.0)
-        self._publish(is_followed)
+        self._publish()
 
     def update_progress(
         self, node_id: str, value: float, max_value: float, image: PreviewImage | None = None

@@ -211,7 +211,7 @@ class PromptRun:
         """Calls a node; None if it has to wait for lazy inputs or for its own tasks."""
         self.record.start(node_id)
         self._watch.called(node_id)
-        self.progress.start_progress(node_id, is_followed=True)
+        self.progress.start_progress(node_id)
         gathered = gather_inputs(node_id, node, spec, self.lookup)
         self._require_results(node_id, node, spec, gathered.missing)
         self._inputs = values = dict(gathered.values)
