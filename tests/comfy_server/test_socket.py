@@ -284,7 +284,9 @@ async def test_a_failing_event_does_not_raise_into_the_worker(client: Client) ->
         def payload(self) -> dict[str, Any]:
             raise ValueError("no")
 
-    publish(Broken())
+    socket = await connect(client, "a")
+    publish(Broken(), events.Progress(1, 2, "p", "3"))
+    assert (await receive(socket))["type"] == "progress"
 
 
 async def test_previews_are_not_sent_more_often_than_the_interval(start: Start) -> None:
