@@ -137,10 +137,13 @@ class Program:
         """Builds the services, loads nodes and packs, and serves until told to end."""
         import asyncio
 
+        from comfy_execution.journal_lock import JournalError
         from comfy_nodes.custom_packs import run_prestartup_scripts
         from comfy_server import serve
+        from comfy_server.serving import CannotListen
 
-        server = self.build_server()
+        with start_up.refusing(JournalError):
+            server = self.build_server()
         packs = self.select_packs()
         run_prestartup_scripts(packs)
         self.install_devices()
@@ -152,7 +155,8 @@ class Program:
             return
         worker.start()
         try:
-            await serve(server, on_listening=self.on_listening)
+            with start_up.refusing(CannotListen):
+                await serve(server, on_listening=self.on_listening)
         finally:
             await asyncio.to_thread(worker.stop)
             if self.journal is not None:
@@ -300,11 +304,12 @@ def main(argv: Sequence[str]) -> int:
         options = policies.server_options(args, argv)
         sys.stdout.write(f"{json.dumps(server_features(options), indent=2)}\n")
         return 0
-    logs = start_up.configure_logging(args)
+    with start_up.refusing(OSError, ValueError):
+        logs = start_up.configure_logging(args)
+        start_up.choose_devices(args)
+        start_up.configure_folders(args)
     for flag in cli_args.ineffective(cli_args.build_parser(), argv):
         logger.warning("%s is accepted but has no effect here", flag)
-    start_up.choose_devices(args)
-    start_up.configure_folders(args)
     start_up.prepare_interpreter()
     asyncio.run(Program(args, argv, logs).serve())
     return 0

@@ -18,7 +18,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-VENV = Path(os.environ.get("LATENTLOOM_VENV", ROOT / ".venv"))
+VENV = Path(os.environ.get("LATENTLOOM_VENV") or ROOT / ".venv").absolute()
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST = (3, 10)
 USAGE = """usage: python run.py serve [server options]   start the server (serve --help lists them)
@@ -39,11 +39,9 @@ def prepare(extras: str) -> None:
     stamp = VENV / "latentloom-installed"
     wanted = fingerprint()
     held = stamp.read_text().split() if stamp.is_file() else []
-    if held[:1] == [wanted] and extras in {"", *held[1:]}:
+    if PYTHON.is_file() and held[:1] == [wanted] and extras in {"", *held[1:]}:
         return
-    if not PYTHON.is_file():
-        print(f"latentloom: creating {VENV}", flush=True)
-        venv.create(VENV, with_pip=True)
+    make_environment()
     packages = f"{ROOT}[{extras}]" if extras else str(ROOT)
     print(
         "latentloom: installing the pinned dependencies (a few minutes the first time)", flush=True
@@ -67,6 +65,23 @@ def prepare(extras: str) -> None:
         )
     compile_program()
     stamp.write_text(f"{wanted} {extras}".strip())
+
+
+def make_environment() -> None:
+    """Creates the environment, or mends one whose creation was broken off before it had pip."""
+    if PYTHON.is_file():
+        asking: list[str | Path] = [PYTHON, "-c", "import pip"]
+        if subprocess.run(asking, check=False, capture_output=True).returncode == 0:
+            return
+    print(f"latentloom: creating {VENV}", flush=True)
+    try:
+        venv.create(VENV, with_pip=True, clear=(VENV / "pyvenv.cfg").is_file())
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        sys.exit(
+            f"latentloom: {VENV} cannot be created: {error}. The folder must be writable and its "
+            "disk have 8 GB of room; LATENTLOOM_VENV names another. Some systems keep venv in a "
+            "package of its own (Debian: apt install python3-venv)."
+        )
 
 
 def compile_program() -> None:

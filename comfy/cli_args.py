@@ -105,6 +105,13 @@ def _readable_directory(text: str) -> str:
     return str(folder.resolve())
 
 
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port; expected 0 (any free one) to 65535")
+    return port
+
+
 def _add_network(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -115,7 +122,7 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS[,ADDRESS]",
         help="Addresses to bind (default 127.0.0.1; the bare flag: all of IPv4 and IPv6).",
     )
-    add("--port", type=int, default=8188, help="TCP port (default 8188).")
+    add("--port", type=_port, default=8188, help="TCP port (default 8188).")
     add(
         "--tls-keyfile",
         metavar="PATH",

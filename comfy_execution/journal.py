@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from comfy_execution.items import Accepted, QueueItem
-from comfy_execution.journal_lock import JournalInUseError, claim
+from comfy_execution.journal_lock import JournalError, JournalInUseError, claim
 from comfy_execution.wire import dump_json
 
 logger = logging.getLogger(__name__)
@@ -359,7 +359,7 @@ def open_journal(folder: Path, port: int) -> Journal:
 
     Raises:
         JournalInUseError: a server on the same port does not end.
-        sqlite3.OperationalError: the folder cannot be written.
+        JournalError: the folder cannot be written.
     """
     shared, own = folder / "queue.sqlite", folder / f"queue-{port}.sqlite"
     path = own if own.exists() else shared
@@ -375,8 +375,11 @@ def open_journal(folder: Path, port: int) -> Journal:
                 raise
             else:
                 time.sleep(0.1)
-        except sqlite3.OperationalError:
-            raise
+        except (OSError, sqlite3.OperationalError) as error:
+            raise JournalError(
+                f"the queue cannot be kept in {path}: {error}; make room on that disk and the "
+                "folder writable, name another with --user-directory, or start with --no-journal"
+            ) from error
         except sqlite3.DatabaseError as error:
             aside = path.with_name(f"{path.name}.broken-{time.time_ns() // 1_000_000}")
             logger.error("%s cannot be read (%s); it is now %s", path, error, aside)

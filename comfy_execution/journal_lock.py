@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import IO
 
 
-class JournalInUseError(RuntimeError):
+class JournalError(RuntimeError):
+    """The queue cannot be kept on disk; the text says why and how to mend it."""
+
+
+class JournalInUseError(JournalError):
     """Another running server owns the journal file.
 
     Attributes:

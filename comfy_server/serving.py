@@ -37,7 +37,7 @@ EXPOSED = (
 
 
 class CannotListen(OSError):
-    """An address that cannot be bound; the text says which and what to do.
+    """An address that cannot be bound or secured; the text says which and what to do.
 
     Attributes:
         absent: The machine has no such address, or lacks its whole family.
@@ -61,15 +61,20 @@ def make_tls_context(options: ServerOptions) -> ssl.SSLContext | None:
     """The TLS context, when key and certificate are both given.
 
     Raises:
-        ValueError: a file is unreadable or the two do not belong together.
+        CannotListen: a file is unreadable or the two do not belong together.
     """
     if not options.tls or options.tls_certfile is None:
+        if options.tls_keyfile or options.tls_certfile:
+            logger.warning(
+                "serving WITHOUT TLS: it needs --tls-keyfile and --tls-certfile, and only one of "
+                "them is given"
+            )
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(options.tls_certfile, options.tls_keyfile)
     except (OSError, ssl.SSLError) as error:
-        raise ValueError(
+        raise CannotListen(
             f"TLS key {options.tls_keyfile} and certificate {options.tls_certfile} "
             f"cannot be used: {error}"
         ) from error
@@ -195,8 +200,7 @@ async def serve(
         server: What is served.
         on_listening: Called once with the bound addresses, for instance to open a browser.
     Raises:
-        CannotListen: an address cannot be bound.
-        ValueError: the TLS files cannot be used.
+        CannotListen: an address cannot be bound, or the TLS files cannot be used.
     """
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()

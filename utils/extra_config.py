@@ -48,8 +48,12 @@ def load_extra_path_config(yaml_path: str) -> None:
     source = Path(yaml_path)
     try:
         document = yaml.safe_load(source.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{yaml_path} is not valid YAML: {error}") from error
+    except OSError as error:
+        raise OSError(
+            f"the file of model folders {yaml_path} cannot be read: {error.strerror}"
+        ) from error
     if document is None:
         return
     if not isinstance(document, dict):

@@ -131,7 +131,10 @@ def disabled_nodes(path: str) -> list[str]:
     """
     import yaml
 
-    content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        sys.exit(f"--disabled-nodes-config: {path} cannot be read: {error}")
     if isinstance(content, dict) and len(content) == 1:
         content = next(iter(content.values()))
     if not isinstance(content, list) or not all(isinstance(name, str) for name in content):

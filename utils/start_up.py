@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import logging
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,24 @@ if TYPE_CHECKING:
 
 PROGRAM_FOLDER = Path(__file__).resolve().parent.parent
 SWITCH_INTERVAL_S = 0.001
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def refusing(*kinds: type[Exception]) -> Iterator[None]:
+    """Ends the process in words where the block fails for what lies outside of the program.
+
+    Args:
+        kinds: Exceptions whose text says what is wrong and how to mend it.
+    Raises:
+        SystemExit: One of them was raised.
+    """
+    try:
+        yield
+    except kinds as error:
+        logger.debug("the start failed", exc_info=True)
+        sys.exit(f"latentloom cannot start: {error}")
 
 
 def configure_folders(args: argparse.Namespace) -> None:
@@ -59,7 +79,18 @@ def configure_folders(args: argparse.Namespace) -> None:
         *default_user_folders(args),
         *folder_paths.get_folder_paths("custom_nodes"),
     ):
+        _make_folder(folder)
+
+
+def _make_folder(folder: str) -> None:
+    """Creates a folder unless it is there; raises OSError with words about it."""
+    try:
         os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"the folder {folder} cannot be made: {error.strerror}; name another with "
+            "--base-directory or the option for this one, or mend what is in its place"
+        ) from error
 
 
 def default_user_folders(args: argparse.Namespace) -> list[str]:
@@ -85,7 +116,10 @@ def configure_logging(args: argparse.Namespace) -> LogCapture:
     for handler in handlers:
         handler.setLevel(max(handler.level, logging.getLevelName(args.verbose)))
     for level, path in args.log_files:
-        to_file = logging.FileHandler(path, encoding="utf-8")
+        try:
+            to_file = logging.FileHandler(path, encoding="utf-8")
+        except OSError as error:
+            raise OSError(f"the log file {path} cannot be written: {error.strerror}") from error
         to_file.setLevel(level)
         handlers.append(to_file)
     lowest = min(handler.level for handler in handlers)

@@ -128,9 +128,15 @@ async def test_tls_serves_pages_and_sockets(options: ServerOptions, tmp_path: Pa
 
 def test_unusable_tls_files_are_named(tmp_path: Path) -> None:
     options = ServerOptions(tls_keyfile=tmp_path / "k", tls_certfile=tmp_path / "c")
-    with pytest.raises(ValueError, match="TLS key"):
+    with pytest.raises(CannotListen, match="TLS key"):
         make_tls_context(options)
+
+
+def test_half_of_the_tls_files_is_no_tls_and_said_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert make_tls_context(ServerOptions(tls_keyfile=tmp_path / "k")) is None
+    assert "WITHOUT TLS" in caplog.text
 
 
 async def test_serving_ends_when_cancelled_and_closes_sockets(options: ServerOptions) -> None:
