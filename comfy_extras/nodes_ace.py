@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 import node_helpers
 from comfy.devices import placement
 from comfy_api.latest import io
 from comfy_extras.declarations import batch_input, text_input
 from comfy_extras.extension import entrypoint_of
+from comfy_nodes.latent_basics import empty_samples
 
 # A latent is a small picture of the sound's spectrum.
 CHANNELS, BANDS = 8, 16
@@ -60,7 +59,7 @@ class EmptyAceStepLatentAudio(io.ComfyNode):
     @classmethod
     def execute(cls, seconds: float, batch_size: int) -> io.NodeOutput:
         shape = (batch_size, CHANNELS, BANDS, int(seconds * CELLS_A_SECOND))
-        samples = torch.zeros(shape, device=placement.intermediate_device())
+        samples = empty_samples(shape, placement.intermediate_device())
         return io.NodeOutput({"samples": samples, "type": "audio"})
 
 

@@ -49,6 +49,67 @@ class CLIPTextEncodeHunyuanDiT(io.ComfyNode):
     encode = execute
 
 
+# What the picture-to-video model was taught with: https://github.com/Tencent/HunyuanVideo-I2V
+PICTURE_TEMPLATE = (
+    "<|start_header_id|>system<|end_header_id|>\n\n<image>\nDescribe the video by detailing the "
+    "following aspects according to the reference image: "
+    "1. The main content and theme of the video."
+    "2. The color, shape, size, texture, quantity, text, and spatial relationships of the objects."
+    "3. Actions, events, behaviors temporal relationships, "
+    "physical movement changes of the objects."
+    "4. background environment, light, style and atmosphere.5. camera angles, movements, and "
+    "transitions used in the video:<|eot_id|>\n\n<|start_header_id|>user<|end_header_id|>\n\n{}"
+    "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+
+
+class TextEncodeHunyuanVideo_ImageToVideo(io.ComfyNode):
+    """Text to conditioning, read beside the picture that the video goes on from."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        interleave = io.Int.Input(
+            "image_interleave",
+            default=2,
+            min=1,
+            max=512,
+            tooltip="Of the picture's tokens only one in so many is used: the more are left out, "
+            "the more the text counts.",
+        )
+        return io.Schema(
+            node_id="TextEncodeHunyuanVideo_ImageToVideo",
+            category="advanced/conditioning",
+            inputs=[
+                io.Clip.Input("clip"),
+                io.ClipVisionOutput.Input("clip_vision_output"),
+                text_input("prompt"),
+                interleave,
+            ],
+            outputs=[io.Conditioning.Output()],
+        )
+
+    @classmethod
+    def execute(
+        cls, clip: Any, clip_vision_output: Any, prompt: str, image_interleave: int
+    ) -> io.NodeOutput:
+        picture = getattr(clip_vision_output, "mm_projected", None)
+        if picture is None:
+            raise ValueError(
+                "clip_vision_output: expected what LLaVA's image encoder saw, in the language "
+                "model's space, found that of an image encoder without such a projection; load "
+                "the model's own (llava_llama3_vision)"
+            )
+        tokens = clip.tokenize(
+            prompt,
+            llama_template=PICTURE_TEMPLATE,
+            image_embeds=picture,
+            image_interleave=image_interleave,
+        )
+        return io.NodeOutput(clip.encode_from_tokens_scheduled(tokens))
+
+    encode = execute
+
+
 def video_inputs(length: int) -> list[io.Input]:
     """Size, length and number of the videos."""
     return [
@@ -312,6 +373,7 @@ class HunyuanRefinerLatent(io.ComfyNode):
 
 comfy_entrypoint = entrypoint_of(
     CLIPTextEncodeHunyuanDiT,
+    TextEncodeHunyuanVideo_ImageToVideo,
     EmptyHunyuanLatentVideo,
     EmptyHunyuanVideo15Latent,
     EmptyHunyuanImageLatent,

@@ -10,6 +10,7 @@ from comfy.devices import placement
 from comfy_api.latest import io
 from comfy_extras.declarations import pair_outputs
 from comfy_extras.extension import entrypoint_of
+from comfy_nodes.latent_basics import empty_samples
 
 CHANNELS = 64
 SIDES = ("front", "left", "back", "right")
@@ -41,7 +42,7 @@ class EmptyLatentHunyuan3Dv2(io.ComfyNode):
     @classmethod
     def execute(cls, resolution: int, batch_size: int) -> io.NodeOutput:
         device = placement.intermediate_device()
-        samples = torch.zeros(batch_size, CHANNELS, resolution, device=device)
+        samples = empty_samples((batch_size, CHANNELS, resolution), device)
         return io.NodeOutput({"samples": samples, "type": "hunyuan3dv2"})
 
     generate = execute

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from comfy.devices import memory
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.images.saving import SaveAnimatedPNG, SaveAnimatedWEBP, SaveSVGNode
 from comfy_extras.images.stitching import ImageStitch
@@ -62,6 +63,8 @@ class RepeatImageBatch(io.ComfyNode):
 
     @classmethod
     def execute(cls, image: Tensor, amount: int) -> io.NodeOutput:
+        shape = (amount * image.shape[0], *image.shape[1:])
+        memory.require_room(shape, "the repeated picture", image.device, image.dtype)
         return io.NodeOutput(image.repeat(amount, 1, 1, 1))
 
 
@@ -155,7 +158,9 @@ class ResizeAndPadImage(io.ComfyNode):
         width, height = max(1, int(columns * scale)), max(1, int(rows * scale))
         small = resized(image, width, height, interpolation, "disabled")
         value = 0.0 if padding_color == "black" else 1.0
-        canvas = torch.full((count, target_height, target_width, channels), value).to(image)
+        shape = (count, target_height, target_width, channels)
+        memory.require_room(shape, "the padded picture")
+        canvas = torch.full(shape, value).to(image)
         top, left = (target_height - height) // 2, (target_width - width) // 2
         canvas[:, top : top + height, left : left + width] = small
         return io.NodeOutput(canvas)

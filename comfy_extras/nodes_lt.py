@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 import node_helpers
+from comfy.ldm.lightricks.symmetric_patchifier import SymmetricPatchifier  # noqa: F401
 from comfy.nested_tensor import NestedTensor
 from comfy.sampling import noise_levels
 from comfy.sampling import parameterisation as predictions
@@ -23,6 +24,12 @@ from comfy_extras.declarations import (
 from comfy_extras.empty_latents import empty_video
 from comfy_extras.extension import entrypoint_of
 from comfy_extras.frame_compression import compressed
+from comfy_extras.lt_guides import (  # packs import the functions from here
+    LTXVAddGuide,
+    LTXVCropGuides,
+    get_keyframe_idxs,  # noqa: F401
+    get_noise_mask,
+)
 from comfy_extras.video_frames import encoded_frames, frames_at
 from comfy_nodes.latent_basics import VIDEO, samples_of
 
@@ -58,15 +65,6 @@ class EmptyLTXVLatentVideo(io.ComfyNode):
         return io.NodeOutput({"samples": samples})
 
     generate = execute
-
-
-def get_noise_mask(latent: Latent) -> Tensor:
-    """A copy of a latent's noise mask [B, 1, T, 1, 1]; ones where it has none."""
-    mask = latent.get("noise_mask")
-    samples: Tensor = latent["samples"]
-    if mask is None:
-        return samples.new_ones(samples.shape[0], 1, samples.shape[2], 1, 1)
-    return mask.clone()
 
 
 def begun_with(latent: Latent, encoded: Tensor, strength: float) -> Latent:
@@ -362,6 +360,8 @@ comfy_entrypoint = entrypoint_of(
     EmptyLTXVLatentVideo,
     LTXVImgToVideo,
     LTXVImgToVideoInplace,
+    LTXVAddGuide,
+    LTXVCropGuides,
     LTXVPreprocess,
     LTXVConcatAVLatent,
     LTXVSeparateAVLatent,

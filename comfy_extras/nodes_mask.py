@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d
 
+from comfy.devices import memory
 from comfy_api.latest import ComfyExtension, io, ui
 from comfy_extras.masks.compositing import (
     ImageCompositeMasked,
@@ -119,6 +120,7 @@ class SolidMask(io.ComfyNode):
 
     @classmethod
     def execute(cls, value: float, width: int, height: int) -> io.NodeOutput:
+        memory.require_room((1, height, width), "the mask")
         return io.NodeOutput(torch.full((1, height, width), value, dtype=torch.float32))
 
     solid = execute

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from comfy import resize
@@ -14,18 +13,34 @@ from comfy_api.latest import io
 from comfy_extras.declarations import batch_input, pixels_input, text_input
 from comfy_extras.extension import entrypoint_of
 from comfy_extras.video_frames import appended
+from comfy_nodes.latent_basics import empty_samples
 
 PIXELS = 1024 * 1024  # of a picture to edit
+SEEN_PIXELS = 384 * 384  # of a picture beside others, as the text encoder sees it
 CHANNELS, CELL = 16, 8
 
 
-def at_area(image: Tensor, pixels: int) -> Tensor:
-    """A picture [B, H, W, 3] of about so many pixels, in its proportions."""
-    height, width = image.shape[1:3]
-    scale = math.sqrt(pixels / (width * height))
-    resized = resize.common_upscale(
-        image.movedim(-1, 1), round(width * scale), round(height * scale), "area", "disabled"
-    )
+# What the several-pictures model was taught with: https://github.com/QwenLM/Qwen-Image
+EDIT_TEMPLATE = (
+    "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, "
+    "texture, objects, background), then explain how the user's text instruction should alter or "
+    "modify the image. Generate a new image that meets the user's requirements while maintaining "
+    "consistency with the original input where appropriate.<|im_end|>\n<|im_start|>user\n{}"
+    "<|im_end|>\n<|im_start|>assistant\n"
+)
+PICTURE = "Picture {}: <|vision_start|><|image_pad|><|vision_end|>"
+
+
+def at_area(image: Tensor, pixels: int, multiple: int = 1) -> Tensor:
+    """A picture [B, H, W, 3] of about so many pixels, in its proportions.
+
+    Args:
+        multiple: What both sides are rounded to multiples of.
+    """
+    scale = math.sqrt(pixels / (image.shape[1] * image.shape[2]))
+    height, width = (max(round(side * scale / multiple), 1) * multiple for side in image.shape[1:3])
+    planes = image.movedim(-1, 1)
+    resized = resize.common_upscale(planes, width, height, "area", "disabled")
     return resized.movedim(1, -1)[..., :3]
 
 
@@ -59,6 +74,44 @@ class TextEncodeQwenImageEdit(io.ComfyNode):
         return io.NodeOutput(conditioning)
 
 
+class TextEncodeQwenImageEditPlus(io.ComfyNode):
+    """Text and up to three pictures to conditioning; the text may name them by number."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TextEncodeQwenImageEditPlus",
+            category="advanced/conditioning",
+            inputs=[
+                io.Clip.Input("clip"),
+                text_input("prompt"),
+                io.Vae.Input("vae", optional=True),
+                *(io.Image.Input(f"image{number}", optional=True) for number in (1, 2, 3)),
+            ],
+            outputs=[io.Conditioning.Output()],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        clip: Any,
+        prompt: str,
+        vae: Any = None,
+        image1: Tensor | None = None,
+        image2: Tensor | None = None,
+        image3: Tensor | None = None,
+    ) -> io.NodeOutput:
+        given = [(n, one) for n, one in enumerate((image1, image2, image3), 1) if one is not None]
+        text = "".join(PICTURE.format(number) for number, _ in given) + prompt
+        seen = [at_area(image, SEEN_PIXELS) for _, image in given]
+        tokens = clip.tokenize(text, images=seen, llama_template=EDIT_TEMPLATE)
+        conditioning = clip.encode_from_tokens_scheduled(tokens)
+        if vae is not None and given:
+            latents = [vae.encode(at_area(image, PIXELS, CELL)) for _, image in given]
+            (conditioning,) = appended({"reference_latents": latents}, conditioning)
+        return io.NodeOutput(conditioning)
+
+
 class EmptyQwenImageLayeredLatentImage(io.ComfyNode):
     """An empty latent of several layers, behind one for the whole picture."""
 
@@ -80,8 +133,10 @@ class EmptyQwenImageLayeredLatentImage(io.ComfyNode):
     @classmethod
     def execute(cls, width: int, height: int, layers: int, batch_size: int = 1) -> io.NodeOutput:
         shape = (batch_size, CHANNELS, layers + 1, height // CELL, width // CELL)
-        samples = torch.zeros(shape, device=placement.intermediate_device())
+        samples = empty_samples(shape, placement.intermediate_device())
         return io.NodeOutput({"samples": samples})
 
 
-comfy_entrypoint = entrypoint_of(TextEncodeQwenImageEdit, EmptyQwenImageLayeredLatentImage)
+comfy_entrypoint = entrypoint_of(
+    TextEncodeQwenImageEdit, TextEncodeQwenImageEditPlus, EmptyQwenImageLayeredLatentImage
+)

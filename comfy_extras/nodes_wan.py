@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
+from comfy_extras.wan.animate import WanAnimateToVideo
 from comfy_extras.wan.common import Latent
 from comfy_extras.wan.control import (
     Wan22FunControlToVideo,
@@ -17,6 +18,12 @@ from comfy_extras.wan.pictures import (
     WanImageToVideo,
     WanPhantomSubjectToVideo,
 )
+from comfy_extras.wan.sound import (
+    WanHuMoImageToVideo,
+    WanSoundImageToVideo,
+    WanSoundImageToVideoExtend,
+)
+from comfy_extras.wan.tracks import WanTrackToVideo
 from comfy_extras.wan.vace import WanVaceToVideo
 from comfy_nodes.latent_basics import VIDEO, samples_of
 
@@ -57,5 +64,10 @@ comfy_entrypoint = entrypoint_of(
     TrimVideoLatent,
     WanCameraImageToVideo,
     WanPhantomSubjectToVideo,
+    WanTrackToVideo,
+    WanSoundImageToVideo,
+    WanSoundImageToVideoExtend,
+    WanHuMoImageToVideo,
+    WanAnimateToVideo,
     Wan22ImageToVideoLatent,
 )

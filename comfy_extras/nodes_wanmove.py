@@ -6,7 +6,6 @@ TRACKS hold `track_path` [frames, tracks, 2] in pixels (x, y) and `track_visibil
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,8 @@ from torch import Tensor
 
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
+from comfy_extras.wan.moves import WanMoveTrackToVideo, WanMoveVisualizeTracks
+from comfy_extras.wan.track_text import EXAMPLE, Track, read_json, read_track
 
 CATEGORY = "conditioning/video_models"
 Tracks = dict[str, Any]
@@ -72,35 +73,25 @@ class WanMoveTracksFromCoords(io.ComfyNode):
         return made(points.transpose(0, 1).contiguous(), track_mask)
 
 
-EXAMPLE = '[[{"x": 1, "y": 2}, {"x": 3, "y": 4}]]'
-
-
-def parsed_tracks(text: str) -> list[list[tuple[float, float]]]:
-    """Tracks as lists of points (x, y); a list of points alone is one track.
+def parsed_tracks(text: str) -> list[Track]:
+    """Tracks of one length; a list of points alone is one track.
 
     Raises:
-        ValueError: The text is no JSON list of tracks of one length.
+        ValueError: The text is no JSON list of these.
     """
-    try:
-        tracks = json.loads(text.replace("'", '"'))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"track_coords is no JSON: {error}") from error
-    if isinstance(tracks, list) and tracks and isinstance(tracks[0], dict):
-        tracks = [tracks]
-    try:
-        points = [[(float(point["x"]), float(point["y"])) for point in track] for track in tracks]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"track_coords holds something else than points with numbers x and y ({error!r}); "
-            f"expected tracks such as {EXAMPLE}"
-        ) from error
-    lengths = {len(track) for track in points}
+    given = read_json(text, "track_coords")
+    if isinstance(given, list) and given and isinstance(given[0], dict):
+        given = [given]
+    if not isinstance(given, list):
+        raise ValueError(f"track_coords: expected a list such as {EXAMPLE}, found {text[:80]!r}")
+    tracks = [read_track(track, "track_coords") for track in given]
+    lengths = {len(track) for track in tracks}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(
-            f"track_coords holds tracks of {sorted(lengths)} points; expected one or more tracks "
-            f"of one length, such as {EXAMPLE}"
+            f"track_coords: expected one or more tracks of one length, such as {EXAMPLE}, found "
+            f"tracks of {sorted(lengths)} points"
         )
-    return points
+    return tracks
 
 
 class WanMoveConcatTrack(io.ComfyNode):
@@ -200,4 +191,10 @@ class GenerateTracks(io.ComfyNode):
         return made(centre[:, None] + across[:, None] * offsets[None, :, None], track_mask)
 
 
-comfy_entrypoint = entrypoint_of(WanMoveTracksFromCoords, WanMoveConcatTrack, GenerateTracks)
+comfy_entrypoint = entrypoint_of(
+    WanMoveTrackToVideo,
+    WanMoveTracksFromCoords,
+    WanMoveConcatTrack,
+    WanMoveVisualizeTracks,
+    GenerateTracks,
+)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 import node_helpers
 from comfy import resize
-from comfy.devices import placement
+from comfy.devices import memory, placement
+from comfy_nodes.latent_basics import empty_samples
 
 GREY = 0.5  # what frames nobody gave are filled with
 
@@ -40,6 +41,7 @@ def encoded_frames(vae: Any, frames: Tensor, channels: int) -> Tensor:
 
 def padded_frames(images: Tensor | None, width: int, height: int, length: int) -> Tensor:
     """A video [length, H, W, 3] that begins with some pictures and is grey from there on."""
+    memory.require_room((length, height, width, 3), "a video")
     video = torch.full((length, height, width, 3), GREY)
     if images is not None:
         frames = frames_at(images, width, height, length)
@@ -54,9 +56,7 @@ def cells_of(frames: int, time: int) -> int:
 
 def blank(batch: int, channels: int, cells: int, height: int, width: int) -> Tensor:
     """Zeros [B, C, T, H, W] where nodes keep their results."""
-    return torch.zeros(
-        batch, channels, cells, height, width, device=placement.intermediate_device()
-    )
+    return empty_samples((batch, channels, cells, height, width), placement.intermediate_device())
 
 
 def with_values(values: dict[str, Any], *conditionings: Conditioning) -> list[Conditioning]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 import node_helpers
 from comfy.devices import placement
 from comfy_api.latest import io
 from comfy_extras.audio.waveforms import Audio, resample
 from comfy_extras.declarations import batch_input, pair_inputs, pair_outputs
+from comfy_nodes.latent_basics import empty_samples
 
 Latent = dict[str, Any]
 RATE = 44100  # hertz, of autoencoders that do not say
@@ -39,7 +38,7 @@ class EmptyLatentAudio(io.ComfyNode):
     def execute(cls, seconds: float, batch_size: int) -> io.NodeOutput:
         length = round(seconds * RATE / SAMPLES_A_CELL / 2) * 2
         device = placement.intermediate_device()
-        samples = torch.zeros(batch_size, CHANNELS, length, device=device)
+        samples = empty_samples((batch_size, CHANNELS, length), device)
         return io.NodeOutput({"samples": samples, "type": "audio"})
 
     generate = execute

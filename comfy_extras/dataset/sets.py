@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from comfy.devices import memory
 from comfy_api.latest import io
 from comfy_extras.dataset.pictures import resized
 from comfy_extras.dataset.schema import image_schema, numpy_seed, only, seed_input
@@ -147,7 +148,9 @@ class ImageGrid(io.ComfyNode):
             raise ValueError("there are no pictures to lay out; connect at least one")
         across, width, height, gap = map(only, (columns, cell_width, cell_height, padding))
         rows = -(-len(pictures) // across)
-        sheet = torch.zeros(1, rows * (height + gap) - gap, across * (width + gap) - gap, 3)
+        shape = (1, rows * (height + gap) - gap, across * (width + gap) - gap, 3)
+        memory.require_room(shape, "the sheet")
+        sheet = torch.zeros(shape)
         for number, picture in enumerate(pictures):
             top = number // across * (height + gap)
             left = number % across * (width + gap)

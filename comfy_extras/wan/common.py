@@ -29,9 +29,12 @@ WAN22_CHANNELS, WAN22_CELL = 48, 16
 
 def video_inputs(length: int = 81) -> list[io.Input]:
     """The conditionings, the autoencoder, and size, length and number of the videos."""
+    return [*pair_inputs(), io.Vae.Input("vae"), *size_inputs(length)]
+
+
+def size_inputs(length: int = 81) -> list[io.Input]:
+    """Size, length and number of the videos."""
     return [
-        *pair_inputs(),
-        io.Vae.Input("vae"),
         pixels_input("width", 832),
         pixels_input("height", 480),
         frames_input(length),

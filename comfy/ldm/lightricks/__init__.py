@@ -1,0 +1,1 @@
+"""LTX video: how its latents become tokens."""
