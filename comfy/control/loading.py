@@ -7,16 +7,19 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from comfy import latent_formats
-from comfy.control.base import ControlBase
-from comfy.control.networks import ControlLora, ControlNet, T2IAdapter
+from comfy.control import diffusers_names
+from comfy.control.base import ControlBase, no_preprocessing
+from comfy.control.networks import ControlLora, ControlNet, ControlNetSD35, T2IAdapter
 from comfy.devices import placement, precision
 from comfy.families import detection
 from comfy.families.dit_layout import read_flux_config, read_mmdit_config
 from comfy.ldm.flux.controlnet import ControlNetFlux
 from comfy.ldm.mmdit.controlnet import ControlNet as SD3ControlNet
+from comfy.ldm.mmdit.dit_embedder import POOLED_TEXT, ControlNetEmbedder
 from comfy.ldm.t2i_adapter.model import Adapter, Adapter_light
 from comfy.ldm.unet import controlnet
 from comfy.ops import pick_operations
@@ -57,7 +60,7 @@ def load_controlnet(
             ckpt_path,
             f"no known control network: it holds {in_words(sorted(weights))}",
             "choose a ControlNet, Control-LoRA or T2I adapter of Stable Diffusion 1.x, 2.x or "
-            "SDXL, or a ControlNet of Stable Diffusion 3 or FLUX.1",
+            "SDXL, or a ControlNet of Stable Diffusion 3, 3.5 large or FLUX.1",
         )
     return control
 
@@ -107,11 +110,15 @@ def _load_lora(
 def _load_cldm(
     weights: StateDict, options: Options, metadata: Mapping[str, str] | None
 ) -> ControlBase | None:
-    """A ControlNet with the names of the original code, bare or as part of a checkpoint."""
+    """A ControlNet with the names of the original code, bare or as part of a checkpoint, or with
+    those of diffusers.
+    """
+    own = diffusers_names.to_native(weights)
     prefix = next((p for p in CLDM_PREFIXES if f"{p}zero_convs.0.0.weight" in weights), None)
-    if prefix is None:
+    if own is None and prefix is not None:
+        own = {k[len(prefix) :]: value for k, value in weights.items() if k.startswith(prefix)}
+    if own is None:
         return None
-    own = {key[len(prefix) :]: value for key, value in weights.items() if key.startswith(prefix)}
     family = detection.model_config_from_unet(own, "", True, metadata)
     if family is None:
         return None
@@ -143,11 +150,14 @@ def _load_cldm(
 def _load_flux(
     weights: StateDict, options: Options, metadata: Mapping[str, str] | None
 ) -> ControlBase | None:
-    """A ControlNet of FLUX, under the names of FLUX (XLabs) or of diffusers (InstantX)."""
+    """A ControlNet of FLUX, under the names of FLUX (XLabs, MistoLine) or of diffusers
+    (InstantX).
+    """
     del metadata
     is_diffusers = "controlnet_x_embedder.weight" in weights
     own = _native(weights) if is_diffusers else weights
-    if own is None or "controlnet_blocks.0.weight" not in own:
+    is_mistoline = "controlnet_blocks.0.linear.weight" in weights
+    if own is None or ("controlnet_blocks.0.weight" not in own and not is_mistoline):
         return None
     config = read_flux_config(own)
     if config is None:
@@ -158,6 +168,7 @@ def _load_flux(
         modes = own.get("controlnet_mode_embedder.weight")
         config["num_union_modes"] = 0 if modes is None else modes.shape[0]
     sizes = {**config, "latent_input": is_diffusers, "control_latent_channels": hint_channels}
+    sizes["mistoline"] = is_mistoline
     return _transformer_control(
         ControlNetFlux,
         sizes,
@@ -193,6 +204,72 @@ def _load_sd3(
     )
 
 
+def _load_sd35(
+    weights: StateDict, options: Options, metadata: Mapping[str, str] | None
+) -> ControlBase | None:
+    """A ControlNet of Stable Diffusion 3.5 large; a tensor tells which kind of hint it knows."""
+    del metadata
+    own = {_sd35_name(key): value for key, value in weights.items() if key != "control_type"}
+    if "transformer_blocks.0.adaLN_modulation.1.weight" not in own or SD35_TEXT not in own:
+        return None
+    width, text_width = own[SD35_TEXT].shape
+    double = width == text_width
+    if double:  # filled before each run; the file has no need of it
+        own.update(_empty_embedder(width, own[SD35_TEXT]))
+    kind = round(float(weights["control_type"])) if "control_type" in weights else None
+    return _transformer_control(
+        ControlNetEmbedder,
+        {
+            "hidden_size": width,
+            "num_layers": _count(own, "transformer_blocks."),
+            "main_model_double": width // SD35_HEAD,
+            "double_y_emb": double,
+            "in_channels": own["pos_embed_input.proj.weight"].shape[1],
+            "pooled_size": POOLED_TEXT if double else text_width,
+        },
+        own,
+        options,
+        wrapper=ControlNetSD35,
+        compression_ratio=1,
+        latent_format=latent_formats.SD3(),
+        preprocess_image=SD35_HINTS.get(kind, no_preprocessing),
+    )
+
+
+SD35_TEXT = "y_embedder.mlp.0.weight"
+SD35_HEAD = 64  # channels; there are as many blocks as heads
+SD35_NAMES = {
+    "pos_embed.": "x_embedder.",
+    "time_text_embed.timestep_embedder.linear_1.": "t_embedder.mlp.0.",
+    "time_text_embed.timestep_embedder.linear_2.": "t_embedder.mlp.2.",
+    "time_text_embed.text_embedder.linear_1.": "y_embedder.mlp.0.",
+    "time_text_embed.text_embedder.linear_2.": "y_embedder.mlp.2.",
+}
+CANNY, DEPTH = 1, 2  # numbers in the files; blur (0) takes pictures as they are
+SD35_HINTS: dict[int | None, Callable[[Tensor], Tensor]] = {
+    CANNY: lambda picture: picture * 255 * 0.5 + 0.5,
+    DEPTH: lambda picture: 1.0 - picture,
+}
+
+
+def _sd35_name(key: str) -> str:
+    """A name of the library as ours."""
+    for theirs, ours in SD35_NAMES.items():
+        if key.startswith(theirs):
+            return ours + key[len(theirs) :]
+    return key
+
+
+def _empty_embedder(width: int, like: Tensor) -> StateDict:
+    """Weights of the embedder that is borrowed from the controlled model."""
+    shapes = {"mlp.0": (width, POOLED_TEXT), "mlp.2": (width, width)}
+    made = {}
+    for layer, shape in shapes.items():
+        made[f"orig_y_embedder.{layer}.weight"] = torch.zeros(shape, dtype=like.dtype)
+        made[f"orig_y_embedder.{layer}.bias"] = torch.zeros(shape[0], dtype=like.dtype)
+    return made
+
+
 def _native(weights: StateDict) -> StateDict | None:
     """Weights of the diffusers library under our names, with those that have the same in both."""
     converted = convert_diffusers_mmdit(weights)
@@ -204,6 +281,7 @@ def _transformer_control(
     sizes: Mapping[str, Any],
     weights: StateDict,
     options: Options,
+    wrapper: type[ControlNet] = ControlNet,
     **facts: Any,
 ) -> ControlNet:
     """A transformer ControlNet, built and filled."""
@@ -217,7 +295,7 @@ def _transformer_control(
     operations = options.get("custom_operations") or pick_operations(dtype, cast)
     network = kind(**sizes, dtype=dtype, device="meta", operations=operations)
     fill(network, weights, "ControlNet")
-    return ControlNet(network.eval(), load_device=load_device, manual_cast_dtype=cast, **facts)
+    return wrapper(network.eval(), load_device=load_device, manual_cast_dtype=cast, **facts)
 
 
 def _load_t2i(
@@ -274,4 +352,5 @@ KINDS: dict[str, Loader] = {
     "t2i-adapter": _load_t2i,
     "flux": _load_flux,
     "sd3": _load_sd3,
+    "sd3.5 large": _load_sd35,
 }

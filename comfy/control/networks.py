@@ -154,6 +154,22 @@ class ControlNet(ControlBase):
         super().cleanup()
 
 
+class ControlNetSD35(ControlNet):
+    """A ControlNet of Stable Diffusion 3.5 large, which takes an embedder from the model it is
+    used with.
+    """
+
+    def pre_run(self, model: Any, percent_to_timestep_function: Callable[[float], float]) -> None:
+        """Take over the embedder."""
+        super().pre_run(model, percent_to_timestep_function)
+        self.control_model.borrow(model.diffusion_model)
+
+    def cleanup(self) -> None:
+        """See ControlBase."""
+        self.control_model.give_back()
+        super().cleanup()
+
+
 def _cast(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """Floating tensors (also in lists) in the network's type, others only moved."""
     if isinstance(value, list):

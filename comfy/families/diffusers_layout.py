@@ -30,6 +30,15 @@ def read_config(state_dict: Mapping[str, Tensor]) -> dict[str, Any] | None:
     return _DiffusersKeys(state_dict).config()
 
 
+def read_encoder_config(state_dict: Mapping[str, Tensor]) -> dict[str, Any] | None:
+    """As `read_config`, for a network that has the way down and the middle only, as ControlNets
+    have: the configuration says nothing of outputs.
+    """
+    if any(mark not in state_dict for mark in MARKS):
+        return None
+    return _DiffusersKeys(state_dict).encoder_config()
+
+
 def to_native(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> StateDict:
     """The weights under the names of the original checkpoints; unknown ones keep theirs."""
     names = unet_to_diffusers(config)
@@ -48,6 +57,16 @@ class _DiffusersKeys:
         return tuple(self._state_dict[key].shape)
 
     def config(self) -> dict[str, Any]:
+        """Configuration of a whole UNet."""
+        config = self.encoder_config()
+        return {
+            **config,
+            "out_channels": self.shape("conv_out.weight")[0],
+            "transformer_depth_output": self._output_depths(config["num_res_blocks"]),
+        }
+
+    def encoder_config(self) -> dict[str, Any]:
+        """Configuration of the way down and the middle."""
         model_channels, in_channels = self.shape("conv_in.weight")[:2]
         levels = range(count_consecutive(self._state_dict, "down_blocks."))
         blocks = [self._count(f"down_blocks.{level}.resnets.") for level in levels]
@@ -57,7 +76,6 @@ class _DiffusersKeys:
             **CONSTANTS,
             "adm_in_channels": None if vector is None else self.shape(vector)[1],
             "in_channels": in_channels,
-            "out_channels": self.shape("conv_out.weight")[0],
             "model_channels": model_channels,
             "num_res_blocks": blocks,
             "channel_mult": [width // model_channels for width in widths],
@@ -66,7 +84,6 @@ class _DiffusersKeys:
                 for level in levels
                 for index in range(blocks[level])
             ],
-            "transformer_depth_output": self._output_depths(blocks),
             "transformer_depth_middle": self._middle_depth(),
             **self._first_transformer(),
         }

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from einops import rearrange
 from torch import Tensor, nn
+from torch.nn import functional
 
 from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size
@@ -21,6 +22,40 @@ from comfy.ldm.flux.model import Flux
 
 MAIN_DOUBLE, MAIN_SINGLE = 19, 38  # blocks of the network that is controlled
 HINT_CHANNELS, HINT_STRIDES = 16, (1, 1, 2, 1, 2, 1, 2)
+# Size and stride of the convolutions of MistoLine.
+MISTOLINE_LAYERS = ((3, 1), (1, 1), (3, 1), (3, 2), (3, 1), (3, 2), (3, 1), (3, 2), (1, 1), (3, 1))
+
+
+class MistolineCondition(nn.Module):
+    """Convolutions from a picture to as many cells as the latent has, of MistoLine."""
+
+    def __init__(self, operations: Any, place: dict[str, Any]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 3
+        for size, stride in MISTOLINE_LAYERS:
+            layers.append(
+                operations.Conv2d(
+                    channels, HINT_CHANNELS, size, stride=stride, padding=size // 2, **place
+                )
+            )
+            layers.append(nn.SiLU())
+            channels = HINT_CHANNELS
+        self.encoder = nn.Sequential(*layers[:-1])
+
+    def forward(self, picture: Tensor) -> Tensor:
+        return self.encoder(picture)
+
+
+class MistolineOutput(nn.Module):
+    """A residual of MistoLine: a linear layer and SiLU."""
+
+    def __init__(self, width: int, operations: Any, place: dict[str, Any]) -> None:
+        super().__init__()
+        self.linear = operations.Linear(width, width, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.silu(self.linear(x))
 
 
 class ControlNetFlux(Flux):
@@ -30,6 +65,7 @@ class ControlNetFlux(Flux):
         latent_input: The hint is a latent; otherwise it is a picture at eight times its size.
         num_union_modes: Kinds of hint that one network knows; 0 for a network with one kind.
         control_latent_channels: Channels of a hint latent, if not those of the latent.
+        mistoline: The form of MistoLine, which takes the picture as it is.
     """
 
     def __init__(
@@ -37,6 +73,7 @@ class ControlNetFlux(Flux):
         latent_input: bool = False,
         num_union_modes: int = 0,
         control_latent_channels: int | None = None,
+        mistoline: bool = False,
         dtype: Any = None,
         device: Any = None,
         operations: Any = ops.disable_weight_init,
@@ -48,8 +85,13 @@ class ControlNetFlux(Flux):
         place = {"dtype": dtype, "device": device}
         width = self.hidden_size
 
+        def output() -> nn.Module:
+            if mistoline:
+                return MistolineOutput(width, operations, place)
+            return operations.Linear(width, width, **place)
+
         def outputs(count: int) -> nn.ModuleList:
-            return nn.ModuleList(operations.Linear(width, width, **place) for _ in range(count))
+            return nn.ModuleList(output() for _ in range(count))
 
         self.controlnet_blocks = outputs(self.params.depth)
         self.controlnet_single_blocks = outputs(self.params.depth_single_blocks)
@@ -62,7 +104,10 @@ class ControlNetFlux(Flux):
         if control_latent_channels is not None:
             channels = control_latent_channels * patch
         self.pos_embed_input = operations.Linear(channels, width, **place)
-        if not latent_input:
+        self.mistoline = mistoline
+        if mistoline:
+            self.input_cond_block = MistolineCondition(operations, place)
+        elif not latent_input:
             self.input_hint_block = self._hint_block(operations, place)
 
     @staticmethod
@@ -101,7 +146,9 @@ class ControlNetFlux(Flux):
         del kwargs
         if hint is None:
             raise ValueError("a FLUX ControlNet needs a hint")
-        if not self.latent_input:
+        if self.mistoline:
+            hint = self.input_cond_block(hint)
+        elif not self.latent_input:
             hint = self.input_hint_block(hint * 2.0 - 1.0)
         p = self.patch_size
         tokens = rearrange(

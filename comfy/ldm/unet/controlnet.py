@@ -88,7 +88,8 @@ class ControlNet(nn.Module):
         """The parts that tell kinds of hint apart."""
         parts = {"operations": self.operations, **self.place}
         self.task_embedding = nn.Parameter(torch.empty(kinds, self.model_channels, **self.place))
-        self.transformer_layers = nn.Sequential(UnionBlock(UNION_WIDTH, UNION_HEADS, **parts))
+        # The published files misspell this name.
+        self.transformer_layes = nn.Sequential(UnionBlock(UNION_WIDTH, UNION_HEADS, **parts))
         self.spatial_ch_projs = self.operations.Linear(UNION_WIDTH, UNION_WIDTH, **self.place)
         self.control_add_embedding = ControlAddEmbedding(
             UNION_TYPE_WAVES, embedding_width, kinds, **parts
@@ -154,7 +155,7 @@ class ControlNet(nn.Module):
             features.append(feature)
             task = self.task_embedding[kind].to(feature)
             summaries.append(feature.mean(dim=(2, 3)) + task)
-        tokens = self.transformer_layers(torch.stack(summaries, dim=1))
+        tokens = self.transformer_layes(torch.stack(summaries, dim=1))
         merged = features[0] + self.spatial_ch_projs(tokens[:, 0])[..., None, None]
         for number, feature in enumerate(features[1:], start=1):
             merged = merged + feature + self.spatial_ch_projs(tokens[:, number])[..., None, None]
