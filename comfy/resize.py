@@ -10,6 +10,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from comfy.devices import memory
+
 PARALLEL = 1e-5  # vectors whose cosine is within this of 1 or -1 have no plane to rotate in
 
 
@@ -26,12 +28,15 @@ def common_upscale(
 
     Raises:
         ValueError: A side is below 1.
+        NotEnoughMemory: There is no room for the result.
     """
     if width < 1 or height < 1:
         raise ValueError(
             f"cannot resize to {width} x {height}: both sides need at least 1; ask for a larger "
             "size or give a larger picture"
         )
+    shape = (*samples.shape[:-2], height, width)
+    memory.require_room(shape, "the resized picture or latent", samples.device, samples.dtype)
     between = samples.shape[2:-2]
     if between:
         batch, channels = samples.shape[:2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import traceback
@@ -16,6 +17,19 @@ from comfy_execution.inputs import InputLists
 logger = logging.getLogger(__name__)
 
 LONGEST_TEXT = 2000
+
+DISK_FULL = "The disk is full: delete files there, or start with other folders (--base-directory)."
+FORBIDDEN = "The server may not use that file: mend its permissions, or take another folder."
+SYSTEM_ADVICE = {
+    errno.ENOSPC: DISK_FULL,
+    errno.EDQUOT: DISK_FULL,
+    errno.EROFS: FORBIDDEN,
+    errno.EACCES: FORBIDDEN,
+    errno.EPERM: FORBIDDEN,
+    errno.ENAMETOOLONG: "The file name is too long: shorten it (filename_prefix).",
+    errno.EMFILE: "The server has too many files open: raise the limit (ulimit -n) and restart it.",
+}
+"""What to do where the system refuses a node's files."""
 
 _PACKAGE = os.path.dirname(__file__)
 
@@ -51,14 +65,15 @@ def describe_failure(
     node_id: str,
     error: BaseException,
     inputs: InputLists,
-    hint_for: Callable[[BaseException], str | None] = lambda _: None,
+    memory_text: Callable[[BaseException], str | None] = lambda _: None,
 ) -> Failure:
     """Describes an exception and lets go of what its frames hold.
 
     Args:
         error: What the node raised. Its frames are cleared, so that they keep no tensors alive.
         inputs: What the node was called with.
-        hint_for: Gives advice for the message, and may free memory: the frames are gone by then.
+        memory_text: Gives the message if memory ran out, else None. It may free memory: the
+            frames are gone by then.
     """
     error = _as_raised(error)
     frames = _node_frames(error)
@@ -66,10 +81,11 @@ def describe_failure(
     if isinstance(error, SystemExit):
         message = f"the node tried to end the server (SystemExit: {message})"
     release_frames(error)
+    advice = _system_advice(error)
     return Failure(
         node_id,
         exception_type=full_type_name(type(error)),
-        message=f"{message}\n{_advice(hint_for, error)}",
+        message=f"{_memory_message(memory_text, error) or message}\n{advice}",
         traceback=frames,
         current_inputs={
             name: [printable(value) for value in values] for name, values in inputs.items()
@@ -77,13 +93,22 @@ def describe_failure(
     )
 
 
-def _advice(hint_for: Callable[[BaseException], str | None], error: BaseException) -> str:
+def _memory_message(
+    memory_text: Callable[[BaseException], str | None], error: BaseException
+) -> str | None:
     """What the hook says; its own failure must not hide the node's."""
     try:
-        return hint_for(error) or ""
+        return memory_text(error)
     except Exception:
-        logger.exception("no advice could be found for a failure")
+        logger.exception("it could not be found out whether memory ran out")
+        return None
+
+
+def _system_advice(error: BaseException) -> str:
+    """What to do about a refusal of the system; "" for all else, and for errors that say it."""
+    if not isinstance(error, OSError) or type(error).__module__ != "builtins":
         return ""
+    return SYSTEM_ADVICE.get(error.errno or 0, "")
 
 
 def _as_raised(error: BaseException) -> BaseException:

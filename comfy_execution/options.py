@@ -27,8 +27,8 @@ class ExecutorOptions:
     Attributes:
         cache: What is kept between prompts.
         run_context: Makes the context manager in which a prompt runs, such as inference mode.
-        oom_hook: Called with what a node raised; frees memory and returns advice if it was for
-            lack of memory, else returns None.
+        oom_hook: Called with what a node raised; if it was for lack of memory, frees some and
+            returns the message that people see, else returns None.
         ui_is_valid: Whether the files a cached output node shows are still there.
         see_inputs: Called with the values a node is about to get, by input name: what really flows
             along links, results from caches and of expanded graphs included.

@@ -49,8 +49,8 @@ class RunHooks:
 
     Attributes:
         interruptions: Exception types that mean "somebody stopped this".
-        failure_hint: Called with what a node raised, once its frames are gone; returns advice for
-            the error message, and may free memory.
+        memory_text: Called with what a node raised, once its frames are gone; returns the message
+            if memory ran out, and may free some.
         ui_is_valid: Whether what a cached output node shows is still there.
         guard: Marks the time in which node code may be broken out of.
         see_inputs: Called with the values a node is about to get.
@@ -59,7 +59,7 @@ class RunHooks:
     """
 
     interruptions: tuple[type[BaseException], ...]
-    failure_hint: Callable[[BaseException], str | None] = lambda _: None
+    memory_text: Callable[[BaseException], str | None] = lambda _: None
     ui_is_valid: Callable[[Mapping[str, Any]], bool] = lambda _: True
     guard: CallGuard = field(default_factory=CallGuard)
     see_inputs: Callable[[InputLists], None] = lambda _: None
@@ -178,7 +178,7 @@ class PromptRun:
             self.record.finish(node_id, class_type, self.hooks.peak_memory, failed=True)
             if self.hooks.is_interruption(error):
                 return ExecutionResult.FAILURE, Failure(node_id, interrupted=True), error
-            failure = describe_failure(node_id, error, self._inputs, self.hooks.failure_hint)
+            failure = describe_failure(node_id, error, self._inputs, self.hooks.memory_text)
             return ExecutionResult.FAILURE, failure, error
 
     async def _step(self, node_id: str) -> StepResult:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import node_helpers
 from comfy import resize
+from comfy.devices import memory
 from comfy_nodes.limits import MAX_RESOLUTION
 
 UPSCALE_METHODS = ["nearest-exact", "bilinear", "area", "bicubic", "lanczos"]
@@ -45,6 +46,7 @@ class EmptyImage:
     ) -> tuple[Tensor]:
         """Pictures of the colour 0xRRGGBB."""
         channels = [(color >> shift & 0xFF) / 0xFF for shift in (16, 8, 0)]
+        memory.require_room((batch_size, height, width, 3), "an empty picture", self.device)
         pixel = torch.tensor(channels, device=self.device)
         return (pixel.expand(batch_size, height, width, 3).contiguous(),)
 
@@ -184,6 +186,7 @@ class ImagePadForOutpaint:
         """
         count, rows, columns, channels = image.shape
         size = (rows + top + bottom, columns + left + right)
+        memory.require_room((count, *size, channels), "the padded picture")
         padded = torch.full((count, *size, channels), 0.5, dtype=torch.float32)
         padded[:, top : top + rows, left : left + columns] = image
         mask = torch.ones(size, dtype=torch.float32)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from comfy import resize
-from comfy.devices import placement
+from comfy.devices import memory, placement
 from comfy_nodes.latent_basics import (
     CELL,
     Latent,
@@ -187,6 +187,8 @@ class RepeatLatentBatch:
     def repeat(self, samples: Latent, amount: int) -> tuple[Latent]:
         """The batch `amount` times over; each repetition gets noise of its own."""
         tensor = samples["samples"]
+        shape = (amount * tensor.shape[0], *tensor.shape[1:])
+        memory.require_room(shape, "the repeated latent", tensor.device, tensor.dtype)
         repeated = replaced(samples, tensor.repeat(amount, *[1] * (tensor.ndim - 1)))
         mask = samples.get("noise_mask")
         if mask is not None and mask.shape[0] > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,17 +36,10 @@ def empty_samples(shape: Sequence[int], device: torch.device | str) -> Tensor:
     """Zeros of a shape.
 
     Raises:
-        torch.OutOfMemoryError: There is no room for them.
+        NotEnoughMemory: There is no room for them.
     """
-    try:
-        return torch.zeros(tuple(shape), device=device)
-    except RuntimeError as error:
-        memory.raise_non_oom(error)
-        size = math.prod(shape) * torch.float32.itemsize / 2**30
-        raise memory.OOM_EXCEPTION(
-            f"an empty latent of shape {tuple(shape)} takes {size:.1f} GiB, more than there is; "
-            "lower the size or batch_size"
-        ) from error
+    memory.require_room(shape, "an empty latent", device)
+    return torch.zeros(tuple(shape), device=device)
 
 
 def samples_of(latent: Latent, id: str, axes: tuple[int, ...] = PLANE) -> Tensor:

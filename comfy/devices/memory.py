@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
+from collections.abc import Sequence
 from typing import Literal, overload
 
 import psutil
@@ -39,7 +41,22 @@ OOM_EXCEPTION = torch.OutOfMemoryError
 """What torch raises when a device is full."""
 
 
-FULL = ("out of memory", "can't allocate memory", "cannot allocate memory")
+class NotEnoughMemory(OOM_EXCEPTION):
+    """Memory ran out, or would have; the text says what was wanted and what there is.
+
+    Custom nodes that catch torch's error, to work in smaller parts, catch this too.
+    """
+
+
+NOTICEABLE_BYTES = 256 * MIB
+"""Tensors up to this size are taken without asking whether there is room."""
+
+FULL = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "storage size calculation overflowed",
+)
 """What back ends without an exception type of their own say when memory runs out."""
 
 
@@ -149,6 +166,40 @@ def get_free_memory(
         cached = held - used
         free = _device_free_total(device)[0] + cached
     return (free, cached) if torch_free_too else free
+
+
+def require_room(
+    shape: Sequence[int],
+    name: str,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Refuse a tensor for which there is no room, before it is made.
+
+    Systems promise more main memory than they have, and kill the process that uses it.
+
+    Args:
+        name: What it is, for the error.
+    Raises:
+        NotEnoughMemory: It is larger than what is free.
+    """
+    wanted = math.prod(shape) * dtype.itemsize
+    if wanted <= NOTICEABLE_BYTES:
+        return
+    place = _device(device)
+    free = get_free_memory(place)
+    if place.type in UNIFIED_KINDS:
+        free += psutil.swap_memory().free
+    if wanted > free:
+        raise NotEnoughMemory(
+            f"{name} of shape {tuple(shape)} would take {in_gib(wanted)}, and {in_gib(free)} are "
+            f"free on {place}; lower its width, height, length or count"
+        )
+
+
+def in_gib(size_bytes: float) -> str:
+    """A size for people."""
+    return f"{size_bytes / GIB:.1f} GiB"
 
 
 def recent_free_memory(device: torch.device) -> int:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
+import psutil
 import torch
 
 from comfy.devices import accelerators, memory, residency
 from comfy.devices.runtime import primary_device
+
+ASKED = re.compile(r"(?:tried to |unable to )allocate ([\d.]+) ?(bytes|[KMGTPE]iB)", re.IGNORECASE)
+"""How torch and NumPy say what was asked for: `You tried to allocate 4096 bytes`."""
+
+UNLOADED = "All models were unloaded, and the next prompt starts with that memory"
+
+UNITS = {"bytes": 1} | {f"{letter}iB": 1024**power for power, letter in enumerate("KMGTPE", 1)}
 
 
 def system_stats() -> dict[str, Any]:
@@ -48,11 +58,51 @@ def _describe(device: torch.device) -> dict[str, Any]:
 
 
 def free_after_oom(error: BaseException) -> str | None:
-    """Unloads all models after an out-of-memory error and says so; None for any other error."""
+    """Unloads all models after an out-of-memory error and explains it; None for any other error.
+
+    The one place that puts lack of memory into words for people, whoever noticed it.
+    """
     if not memory.is_oom(error):
         return None
+    text = str(error).strip()
+    if isinstance(error, residency.OutOfMemoryReport):  # it has said all the rest
+        residency.unload_all_models()
+        return f"{text} {UNLOADED}."
+    if isinstance(error, memory.NotEnoughMemory):
+        what, said = f"Not enough memory: {text}.", ""
+    else:
+        what = f"Memory ran out{_asked(text)}. {_what_there_is()}"
+        said = f" ({_short(text)})" if text else ""
     residency.unload_all_models()
     return (
-        "Memory ran out. All models were unloaded; the next prompt starts with free memory. Use a "
-        "smaller picture, batch or model, or start with --lowvram."
+        f"{what} {UNLOADED}. Use a smaller picture, batch, length or model, or start with "
+        f"--lowvram.{said}"
     )
+
+
+def _asked(text: str) -> str:
+    """What the allocator was asked for, where it says so."""
+    found = ASKED.search(text)
+    if found is None:
+        return ""
+    size_bytes = float(found[1]) * UNITS.get(found[2], 1)
+    return f": {memory.in_gib(size_bytes)} were asked for at once"
+
+
+def _what_there_is() -> str:
+    """What is free where, and who holds the rest."""
+    places = dict.fromkeys((primary_device(), torch.device("cpu")))
+    rows = [
+        f"{memory.in_gib(memory.get_free_memory(place))} of "
+        f"{memory.in_gib(memory.get_total_memory(place))} are free on {place}"
+        for place in places
+    ]
+    rows += [f"{owner}: {memory.in_gib(held)}" for owner, held in memory_by_owner().items() if held]
+    process = psutil.Process(os.getpid()).memory_info().rss
+    return f"{'; '.join(rows)}; this process in main memory: {memory.in_gib(process)}."
+
+
+def _short(text: str) -> str:
+    """The first line of a back end's text, without the place in its source."""
+    line = re.sub(r"^\[enforce fail at [^]]*\][^.]*\. ", "", text.splitlines()[0])
+    return line if len(line) <= 200 else f"{line[:200]}..."

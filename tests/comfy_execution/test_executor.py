@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from typing import Any
 
@@ -517,10 +519,31 @@ def test_the_error_lets_go_of_what_the_frames_held() -> None:
     assert alive[0]() is None
 
 
-def test_the_memory_hook_adds_its_advice() -> None:
+def test_the_memory_hook_says_what_people_see() -> None:
     bench = Bench(oom_hook=lambda error: "use a smaller picture")
     bench.run({"1": make("Fail", value=1), "2": make("Show", value=["1", 0])})
-    assert bench.error["exception_message"] == "boom\nuse a smaller picture"
+    assert bench.error["exception_message"] == "use a smaller picture\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "The disk is full"),
+        (errno.EACCES, "mend its permissions"),
+        (errno.ENAMETOOLONG, "shorten it"),
+        (errno.ECONNREFUSED, ""),
+    ],
+)
+def test_a_refusal_of_the_system_says_how_to_mend_it(number: int, advice: str) -> None:
+    def run(self: Any) -> tuple[Any]:
+        raise OSError(number, os.strerror(number), "/some/file")
+
+    bench = Bench(classes={"Writes": node("Writes", run=run)})
+    bench.run({"1": make("Writes"), "2": make("Show", value=["1", 0])})
+    said, _, mend = bench.error["exception_message"].partition("\n")
+    assert "/some/file" in said
+    assert advice in mend
+    assert bool(mend) == bool(advice)
 
 
 def test_a_memory_hook_that_fails_does_not_hide_the_failure() -> None:
