@@ -27,6 +27,7 @@ class LoadedModel:
         gap: Ticks between the last two uses; None before the second.
         evicted: Memory was taken from the module since its last use.
         regrets: How often it was wanted again after that.
+        is_logged: A line said that the module is loaded, since it was last unloaded.
         last_used_s: Monotonic time of the last use, in seconds.
         real_model: Weak reference to the module.
         model_finalizer: Takes the entry off the list of loaded models when the module is freed.
@@ -44,16 +45,19 @@ class LoadedModel:
         self.gap: int | None = None
         self.evicted = False
         self.regrets = 0
+        self.is_logged = False
         self.last_used_s = time.monotonic()
 
     @property
     def model(self) -> Any | None:
         """The patcher shown, or another living view of the module; None when all are gone."""
-        view = self._view()
-        if view is None and self._views is not None:
-            view = next(iter(self._views), None)
-            if view is not None:
-                self._view = weakref.ref(view)
+        view, module = self._view(), self._module()
+        if view is not None and view.model is module:
+            return view
+        views = [] if self._views is None else [ref() for ref in self._views.valuerefs()]
+        view = next((v for v in views if v is not None and v.model is module), None)
+        if view is not None:
+            self._view = weakref.ref(view)
         return view
 
     def show(self, model: Any) -> None:
@@ -126,32 +130,45 @@ class LoadedModel:
             return self.model_offloaded_memory()
         return self.model_memory()
 
-    def model_load(self, lowvram_model_memory: int = 0, force_patch_weights: bool = False) -> Any:
+    def model_load(
+        self,
+        lowvram_model_memory: int = 0,
+        force_patch_weights: bool = False,
+        full_load: bool = False,
+    ) -> Any:
         """Show the patcher on the device.
 
         Args:
             lowvram_model_memory: Bytes that may become resident beside those that are; 0 means all.
             force_patch_weights: Patch again even where the same patches are shown.
+            full_load: Have every weight there now, also of a patcher that brings them on demand.
         Returns:
             The base module.
         """
         model = self.model
         if model is None:
             raise ReferenceError("the model was freed before it could be loaded")
-        before, started = self.model_loaded_memory(), time.perf_counter()
+        before, started = self._moved(model), time.perf_counter()
         model.model_patches_to(self.device)
         dtype = model.model_dtype() if hasattr(model, "model_dtype") else None
         if dtype is not None:
             model.model_patches_to(dtype)
         extra = int(1e32) if lowvram_model_memory == 0 else lowvram_model_memory
         self.model_use_more_vram(extra, force_patch_weights)
-        self._log(model, before, time.perf_counter() - started)
+        if full_load and hasattr(model, "bring_all_weights"):
+            model.bring_all_weights()
+        self._log(model, self._moved(model) - before, time.perf_counter() - started)
         return model.model
 
-    def _log(self, model: Any, before: int, seconds: float) -> None:
-        moved = max(0, self.model_loaded_memory() - before)
-        if self.device.type == "cpu" or not moved:
+    def _moved(self, model: Any) -> int:
+        """Bytes that loading has written so far; only differences mean something."""
+        state = getattr(model, "residence", None)
+        return self.model_loaded_memory() if state is None else int(state.moved_bytes)
+
+    def _log(self, model: Any, moved: int, seconds: float) -> None:
+        if moved <= 0 and self.is_logged:
             return
+        self.is_logged = True
         logger.info(
             "loaded %s to %s: %.1f of %.1f MiB resident, %.1f MiB moved in %.3f s (%.2f GB/s)",
             type(model.model).__name__,
@@ -183,6 +200,7 @@ class LoadedModel:
             freed = model.partially_unload(model.offload_device, memory_to_free)
             if freed >= memory_to_free:
                 return False
+        self.is_logged = False
         try:
             model.detach(unpatch_weights)
         except Exception:
@@ -240,6 +258,8 @@ def describe(entry: LoadedModel) -> dict[str, Any]:
         "loaded_bytes": loaded,
         "offloaded_bytes": max(0, size - loaded),
         "patch_bytes": held.patch_bytes if held is not None else 0,
+        "hook_bytes": held.hook_bytes if held is not None else 0,
+        "ahead_bytes": held.ahead_bytes if held is not None else 0,
         "pinned_bytes": held.pinned_bytes if held is not None else 0,
         "patched_weights": len(getattr(model, "patches", ())),
         "state": state,

@@ -162,7 +162,12 @@ def unload_idle(now_s: float | None = None) -> list[LoadedModel]:
     if limit is None:
         return []
     now = time.monotonic() if now_s is None else now_s
-    idle = [e for e in current_loaded_models if now - e.last_used_s > limit]
+    running = PROMPT_MODELS.is_running
+    idle = [
+        e
+        for e in current_loaded_models
+        if now - e.last_used_s > limit and not (running and e.currently_used)
+    ]
     for entry in idle:
         entry.model_unload()
         current_loaded_models.remove(entry)
@@ -280,7 +285,7 @@ def _load_group(
     for attempt in (0, 1):
         try:
             for entry, extra in shares(group, device, room, full):
-                entry.model_load(extra, force_patch_weights)
+                entry.model_load(extra, force_patch_weights, full)
             return
         except (RuntimeError, MemoryError) as error:
             if not memory.is_oom(error):

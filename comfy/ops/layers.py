@@ -129,7 +129,8 @@ class disable_weight_init:
             self, input: torch.Tensor, out_dtype: torch.dtype | None = None
         ) -> torch.Tensor:
             at_rest = self.weight.device != input.device and not self.patched_on_arrival
-            if at_rest and not self.weight_function:
+            is_here = self.stream_plan is not None and self.stream_plan.holds(self)
+            if at_rest and not self.weight_function and not is_here:
                 rows = self._rows(input.to(self.weight.device), self.weight).to(input.device)
             else:
                 weight, _ = cast_bias_weight(self, device=input.device)

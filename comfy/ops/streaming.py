@@ -72,6 +72,10 @@ class StreamPlan:
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """No plan streams the copy of a layer; it copies its weights as it is used."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Nor one that was pickled: streams belong to this process."""
+        return (type(None), ())
+
     def take(self, layer: Any) -> Tensors:
         """The layer's weight and bias on the device; starts the next layer's copies."""
         tensors = self._arrive(layer)
@@ -113,6 +117,10 @@ class StreamPlan:
         """Whether a layer's weights are on the device already."""
         return False
 
+    def drop(self, layer_id: int) -> int:  # noqa: ARG002 - a plain plan keeps none
+        """Let go of a layer's weights that are kept on the device; returns the bytes freed."""
+        return 0
+
     def _start(self, layer: Any, stream: Any | None) -> Transfer:
         sources = (layer.weight, getattr(layer, "bias", None))
         if stream is None:
@@ -125,7 +133,8 @@ class StreamPlan:
     @property
     def ahead_bytes(self) -> int:
         """Device bytes of weights whose layers have not used them yet."""
-        tensors = (t for transfer in self.ahead.values() for t in transfer.tensors)
+        under_way = list(self.ahead.values())  # another thread may ask in the middle of a run
+        tensors = (t for transfer in under_way for t in transfer.tensors)
         return sum(t.nbytes for t in tensors if t is not None)
 
     def drop_ahead(self) -> None:

@@ -20,6 +20,13 @@ def get_attr(obj: Any, attr: str) -> Any:
     return obj
 
 
+def find_attr(obj: Any, attr: str) -> Any:
+    """The object under a dotted name, or None where part of the path does not exist."""
+    for name in attr.split(".") if attr else ():
+        obj = getattr(obj, name, None)
+    return obj
+
+
 def owner_of(obj: Any, attr: str) -> tuple[Any, str]:
     """(object that holds the last part of a dotted name, last part)."""
     path, _, name = attr.rpartition(".")

@@ -18,6 +18,7 @@ import torch
 from comfy.devices import accelerators, casting
 from comfy.devices.memory import tensor_bytes
 from comfy.devices.runtime import get_runtime
+from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.ops.streaming import StreamPlan, Tensors
 from comfy.patching.equality import same_objects
 from comfy.patching.lowvram import LowVramPatch
@@ -113,12 +114,20 @@ class KeepingPlan(StreamPlan):
         self.patches[id(layer)] = patches
 
     def drop(self, layer_id: int) -> int:
-        """Stop keeping a layer's weights; returns the bytes freed."""
+        """See the base."""
         held = self.held.pop(layer_id, None)
         if held is None:
             return 0
         self.held_bytes -= held.size
         return held.size
+
+    def bring(self, layer: Any) -> int:
+        """Have a layer's weights on the device before their first use; returns the bytes added."""
+        if getattr(layer, "stream_plan", None) is not self:
+            return 0  # it cannot stream, and is there already
+        before = self.held_bytes
+        self._arrive(layer)
+        return self.held_bytes - before
 
     def evict(self, wanted: int) -> int:
         """Free up to `wanted` bytes, what came last first; returns the bytes freed."""
@@ -148,7 +157,10 @@ class ModelPatcherDynamic(ModelPatcher):
         force_patch_weights: bool = False,
         full_load: bool = False,
     ) -> None:
-        """Prepare weights to come on demand; arguments as in the base."""
+        """Prepare weights to come on demand; arguments as in the base.
+
+        Only `full_load` brings everything now.
+        """
         if device_to is None or accelerators.with_index(device_to).type == "cpu":
             super().load(device_to, lowvram_model_memory, force_patch_weights, full_load)
             return
@@ -160,7 +172,22 @@ class ModelPatcherDynamic(ModelPatcher):
             fixed = self.residence.loaded_bytes - plan.held_bytes
             plan.budget = max(0, budget - fixed)
             plan.evict(plan.held_bytes - plan.budget)
+            if full_load:
+                self.bring_all_weights()
             self._publish_state()
+
+    def bring_all_weights(self) -> None:
+        """Have every weight on the device now, for a run that must not wait for any."""
+        plan = self.residence.plan
+        if not isinstance(plan, KeepingPlan):
+            return
+        plan.budget = UNBOUNDED
+        with self._restored_on_failure():
+            for name in self.residence.streaming:
+                throw_exception_if_processing_interrupted()
+                layer = self.model.get_submodule(name)
+                self.residence.moved_bytes += plan.bring(layer)
+        self._publish_state()
 
     def _other_kind_of_plan(self) -> bool:
         plan = self.residence.plan
@@ -222,9 +249,10 @@ class ModelPatcherDynamic(ModelPatcher):
         before = self.residence.loaded_bytes
         budget = before + extra_memory
         full = budget >= self.model_size()
+        everything = 0 if accelerators.with_index(device_to).type == "cpu" else UNBOUNDED
         self.patch_model(
             device_to,
-            lowvram_model_memory=0 if full else max(budget, 1),
+            lowvram_model_memory=everything if full else max(budget, 1),
             force_patch_weights=force_patch_weights,
         )
         return min(budget, self.model_size()) - before

@@ -239,7 +239,10 @@ class HookPatching:
         module, prefix, name = self._place(key)
         if prefix.removesuffix(".") in self.residence.streaming and name in ("weight", "bias"):
             _, set_func, convert_func = get_key_weight(self.model, key)
-            function = LowVramPatch(key, {key: patches[key]}, convert_func, set_func)
+            unpatched = None if originals is None else {key: originals[key]}
+            function = LowVramPatch(
+                key, {key: patches[key]}, convert_func, set_func, originals=unpatched
+            )
             self.residence.add_hook_function(module, prefix, name, function)
             return
         shown, set_func, convert_func = get_key_weight(self.model, key)
@@ -264,6 +267,10 @@ class HookPatching:
         self.residence.take_hooks_off(whitelist_keys_set)
         if whitelist_keys_set is None:
             self.current_hooks = None
+
+    def cached_hook_weights(self) -> list[torch.Tensor]:
+        """Weights computed for hooks that are kept for the next switch."""
+        return [t for kept in list(self.cached_hook_patches.values()) for t in list(kept.values())]
 
     def clear_cached_hook_weights(self) -> None:
         """Forget computed weights of hooks."""

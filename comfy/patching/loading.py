@@ -21,6 +21,7 @@ from comfy.devices import accelerators
 from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.ops.cast import is_castable
 from comfy.ops.streaming import StreamPlan
+from comfy.patching import sharing
 from comfy.patching.hook_group import HookGroup
 from comfy.patching.hook_patches import HookPatching
 from comfy.patching.injections import Injections
@@ -44,6 +45,10 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
         """Whether the module was loaded by a patcher with another way of streaming."""
         plan = self.residence.plan
         return plan is not None and type(plan) is not StreamPlan
+
+    def _take_shared_modules(self) -> None:
+        """Have layers that other base modules hold too show none of those."""
+        sharing.take(self.residence, (module for _, module in self.residence.modules()))
 
     def _forget_order(self) -> None:
         """Before other modules become resident or streamed."""
@@ -79,6 +84,7 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
             used = 0
             budget = 0 if full_load else lowvram_model_memory
             entries = self._entries()
+            sharing.take(self.residence, (entry.module for entry in entries))
             for entry in entries:
                 throw_exception_if_processing_interrupted()
                 fits = budget <= 0 or used + entry.module_bytes <= budget
@@ -104,9 +110,13 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
 
     @contextmanager
     def _restored_on_failure(self) -> Iterator[None]:
-        """Put every weight back when anything is raised inside."""
+        """Put every weight back when anything is raised inside.
+
+        The memory of weights that are replaced inside is taken for those that replace them.
+        """
         try:
-            yield
+            with self.residence.memory.reuse():
+                yield
         except BaseException:
             self.residence.restore()
             self.residence.device = None
@@ -207,8 +217,14 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
     def _rest_on(self, device: torch.device) -> None:
         """Move plain weights that rest elsewhere, for good."""
         device = accelerators.with_index(device)
-        if any(t.device != device for t in self.model.state_dict(keep_vars=True).values()):
+        if all(t.device == device for t in self.model.state_dict(keep_vars=True).values()):
+            return
+        own = sharing.own_modules(self.residence)
+        if len(own) == sum(1 for _ in self.residence.modules()):
             self.model.to(device)
+            return
+        for module in own:
+            module._apply(lambda tensor: tensor.to(device), recurse=False)
 
     def partially_load(
         self, device_to: torch.device, extra_memory: int = 0, force_patch_weights: bool = False
@@ -279,6 +295,8 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
     def _publish_state(self) -> None:
         """Show the physical state under the attribute names custom nodes read on the module."""
         state = self.residence
+        if state.model() is None:
+            return
         shown = {
             "device": state.device or self.offload_device,
             "model_loaded_weight_memory": state.loaded_bytes,

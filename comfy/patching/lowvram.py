@@ -26,6 +26,7 @@ class LowVramPatch:
         set_func: Encodes the patched weight again.
         keep: Keep the patches' tensors on the device between calls.
         calculate: Weight arithmetic of a patcher that brings its own.
+        originals: key -> [(unpatched weight, convert)], for patches that are a difference to it.
     """
 
     takes_stored = True
@@ -39,6 +40,7 @@ class LowVramPatch:
         set_func: Callable[..., Any] | None = None,
         keep: bool = True,
         calculate: Callable[..., torch.Tensor] | None = None,
+        originals: Mapping[str, Any] | None = None,
     ) -> None:
         self.key = key
         self.patches = patches
@@ -46,6 +48,7 @@ class LowVramPatch:
         self.set_func = set_func
         self.keep = keep
         self.calculate = calculate
+        self.originals = originals
         self._local: tuple[torch.device, list[Any], list[Any]] | None = None
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
@@ -55,8 +58,13 @@ class LowVramPatch:
             working = self.convert_func(working, inplace=False)
         working = working.to(dtype=INTERMEDIATE_DTYPE, copy=True)
         patches = self._patches_on(weight.device)
-        calculate = self.calculate or arithmetic.calculate_weight
-        patched = calculate(patches, working, self.key)
+        if self.originals is not None:
+            patched = arithmetic.calculate_weight(
+                patches, working, self.key, original_weights=self.originals
+            )
+        else:
+            calculate = self.calculate or arithmetic.calculate_weight
+            patched = calculate(patches, working, self.key)
         seed = string_to_seed(self.key)
         if self.set_func is not None:
             return self.set_func(patched, seed=seed, return_weight=True)

@@ -13,7 +13,7 @@ from comfy.ops.cast import is_castable
 from comfy.patching.attributes import get_key_weight, own_tensors
 from comfy.patching.equality import same_objects
 from comfy.patching.lowvram import low_vram_patch_estimate_vram, patch_bytes
-from comfy.patching.residence import HeldWeight
+from comfy.patching.occupancy import HeldWeight
 from comfy.patching.weights import WeightPatching
 
 AT_USE = ("weight", "bias")
@@ -97,7 +97,9 @@ class ModuleLoading(WeightPatching):
             self.residence.put_back(module, prefix, name)  # a subclass starts from what it finds
             self.patch_weight_to_device(key, device_to=device)
             self.residence.applied[key] = tuple(self.patches[key])
-            return memory.tensor_bytes(get_key_weight(self.model, key)[0])
+            size = memory.tensor_bytes(get_key_weight(self.model, key)[0])
+            self.residence.moved_bytes += size
+            return size
         if device is None:
             original = self.residence.original(module, prefix, name)
             assert original is not None

@@ -8,7 +8,6 @@ whatever was raised in between. The physical side is in `residence` and `loading
 
 from __future__ import annotations
 
-import copy
 import logging
 import uuid
 from collections.abc import Callable, Mapping
@@ -20,17 +19,17 @@ from torch import nn
 
 from comfy.devices import accelerators, memory
 from comfy.patching import attributes
+from comfy.patching.base_module import OnBaseModule
 from comfy.patching.equality import same_execution
 from comfy.patching.loading import WeightLoading
 from comfy.patching.lowvram import LowVramPatch
 from comfy.patching.options import OptionSetters, create_model_options_clone
-from comfy.patching.residence import residence_of
 from comfy.patching.wrappers import CallbacksMP, ExtensionPoints, WrappersMP
 
 logger = logging.getLogger(__name__)
 
 
-class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
+class ModelPatcher(OnBaseModule, OptionSetters, ExtensionPoints, WeightLoading):
     """See the module.
 
     Args:
@@ -54,8 +53,6 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
         self.load_device = load_device
         self.offload_device = offload_device
         self.weight_inplace_update = weight_inplace_update
-        self.residence = residence_of(model)
-        self.residence.views.add(self)
         self.patches: dict[str, list[Any]] = {}
         self.object_patches: dict[str, Any] = {}
         self.weight_wrapper_patches: dict[str, list[Callable[..., Any]]] = {}
@@ -114,40 +111,6 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
             callback(self, n)
         return n
 
-    def _copied_model(self) -> nn.Module:
-        """A deep copy of the base module with plain weights, whatever is loaded now."""
-        state = self.residence
-        memo: dict[int, Any] = {}
-        for key, home in [*state.hooked.items(), *state.home.items()]:
-            memo[id(attributes.get_attr(self.model, key))] = copy.deepcopy(home)
-        for name, saved in state.streaming.items():
-            layer = self.model.get_submodule(name)
-            memo |= {id(layer.__dict__[attribute]): None for attribute in saved}
-        memo = {key: value for key, value in memo.items() if key not in _SHARED_CONSTANTS}
-        with self.use_ejected():
-            copied = copy.deepcopy(self.model, memo)
-        for name, saved in self.residence.streaming.items():
-            layer = copied.get_submodule(name)
-            for attribute, value in saved.items():
-                attributes.restore_attribute(layer, attribute, value)
-        return copied
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModelPatcher:
-        """A patcher of a module of its own; its parent stays the same."""
-        copied = memo[id(self)] = type(self).__new__(type(self))
-        model = memo.get(id(self.model))
-        if model is None:
-            model = memo[id(self.model)] = self._copied_model()
-        state = residence_of(model)
-        own = {"model": model, "residence": state, "parent": self.parent, "current_hooks": None}
-        for name, value in self.__dict__.items():
-            copied.__dict__[name] = own[name] if name in own else copy.deepcopy(value, memo)
-        copied.clear_cached_hook_weights()
-        copied.is_injected = False
-        state.views.add(copied)
-        copied._publish_state()
-        return copied
-
     def _clone_class(self, disable_dynamic: bool) -> type[ModelPatcher]:  # noqa: ARG002
         return self.__class__
 
@@ -196,7 +159,7 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
 
     def memory_required(self, input_shape: Any) -> float:
         """Bytes a forward over an input of this shape takes beside the weights."""
-        return self.model.memory_required(input_shape=input_shape)  # type: ignore[operator]
+        return self.model.memory_required(input_shape=input_shape)
 
     def get_free_memory(self, device: torch.device) -> int:
         """Free bytes of a device."""
@@ -205,7 +168,7 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
     def model_dtype(self) -> torch.dtype | None:
         """Type the network computes in or is stored in, None when it does not say."""
         if hasattr(self.model, "get_dtype"):
-            return self.model.get_dtype()  # type: ignore[operator]
+            return self.model.get_dtype()
         return None
 
     def set_model_compute_dtype(self, dtype: torch.dtype | None) -> None:
@@ -269,7 +232,7 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
     def pre_run(self) -> None:
         """Told before a run starts."""
         if hasattr(self.model, "current_patcher"):
-            self.model.current_patcher = self  # type: ignore[assignment]
+            self.model.current_patcher = self
         for callback in self.get_all_callbacks(CallbacksMP.ON_PRE_RUN):
             callback(self)
 
@@ -284,7 +247,7 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
         if self.residence.plan is not None:
             self.residence.plan.drop_ahead()
         if hasattr(self.model, "current_patcher"):
-            self.model.current_patcher = None  # type: ignore[assignment]
+            self.model.current_patcher = None
         for callback in self.get_all_callbacks(CallbacksMP.ON_CLEANUP):
             callback(self)
 
@@ -335,6 +298,7 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
         Returns:
             key -> [(weight, convert), patch...]; the weight is the unpatched one.
         """
+        self._take_shared_modules()
         out: dict[str, list[Any]] = {}
         for key in self.model_state_dict_keys():
             if filter_prefix is not None and not key.startswith(filter_prefix):
@@ -360,10 +324,6 @@ class ModelPatcher(OptionSetters, ExtensionPoints, WeightLoading):
     def __repr__(self) -> str:
         name = type(self.model).__name__
         return f"<{type(self).__name__} of {name}, {len(self.patches)} patched weights>"
-
-
-_SHARED_CONSTANTS = {id(None), id(True), id(False)}
-"""Objects that stand in many places, so that a copy must not replace them everywhere."""
 
 
 def _as_it_is(weight: torch.Tensor, **kwargs: Any) -> torch.Tensor:  # noqa: ARG001

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,7 +31,9 @@ from comfy.patching.attributes import (
     swap_attr,
     undo_swap,
 )
+from comfy.patching.occupancy import HeldWeight, Occupancy
 from comfy.weights.mapped_file import release_pages
+from comfy.weights.pages import WeightMemory
 
 logger = logging.getLogger(__name__)
 
@@ -48,23 +50,12 @@ class Backup(NamedTuple):
     inplace_update: bool
 
 
-class HeldWeight(NamedTuple):
-    """A weight of a resident module.
-
-    Attributes:
-        tensor: What was registered; code outside may have moved its contents since.
-        size: Bytes it takes on the device; 0 for the twin of a tied weight counted elsewhere.
-    """
-
-    tensor: torch.Tensor
-    size: int
-
-
 @dataclass(eq=False)
-class Residence:
+class Residence(Occupancy):
     """What was done to a base module.
 
     Attributes:
+        model: Weak reference to the module.
         backup: Originals of patched weights, by key; public, subclasses of the patcher write to it.
         home: Original parameters and buffers of every weight replaced by a copy or a patched one.
         applied: Patches materialised in a replaced weight, by key.
@@ -80,11 +71,13 @@ class Residence:
         hook_functions: Weight functions of streamed modules before hooks added theirs.
         device: Where resident weights are; None when nothing was ever loaded.
         uuid: `patches_uuid` of the view whose patches the weights show; None for plain weights.
-        views: Living patchers of the module.
+        views: Living patchers of the module, by id.
+        moved_bytes: Bytes of weights that loading wrote, to devices or in place of others.
         published: What was last shown of this under public attribute names of the module.
+        memory: Where patched weights on the CPU are put.
     """
 
-    model: weakref.ref[nn.Module]
+    model: Callable[[], Any]
     backup: dict[str, Any] = field(default_factory=dict)
     home: dict[str, torch.Tensor] = field(default_factory=dict)
     applied: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -100,8 +93,12 @@ class Residence:
     plan: StreamPlan | None = None
     device: torch.device | None = None
     uuid: Any = None
-    views: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    views: weakref.WeakValueDictionary[int, Any] = field(
+        default_factory=weakref.WeakValueDictionary
+    )
     published: dict[str, Any] = field(default_factory=dict)
+    memory: WeightMemory = field(default_factory=WeightMemory)
+    moved_bytes: int = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Residence:
         """Copies of a module start without a history; see `ModelPatcher.clone`."""
@@ -112,49 +109,9 @@ class Residence:
         """A module that is pickled leaves its history behind."""
         return (type(None), ())
 
-    @property
-    def loaded_bytes(self) -> int:
-        """Bytes of weights on the load device.
-
-        Custom nodes that swap blocks move weights off the device on their own; these do not count.
-        """
-        kept = self.plan.held_bytes if self.plan is not None else 0
-        here, anywhere = self.device, self.device is None
-        held = (h.size for h in self.held.values() if anywhere or h.tensor.device == here)
-        return sum(held) + kept
-
-    def module_bytes(self, name: str, params: Iterable[str]) -> int:
-        """Bytes one module holds on the load device."""
-        prefix = f"{name}." if name else ""
-        found = (self.held.get(prefix + param) for param in params)
-        return sum(h.size for h in found if h is not None and h.tensor.device == self.device)
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes on the load device: weights, copies under way, patches of streamed weights."""
-        ahead = self.plan.ahead_bytes if self.plan is not None else 0
-        return self.loaded_bytes + self.patch_bytes + ahead
-
-    @property
-    def patch_bytes(self) -> int:
-        """Bytes of patches on the load device, kept there for weights that are patched at use."""
-        return sum(getattr(f, "device_bytes", 0) for f in self.functions())
-
-    def functions(self) -> Iterator[Any]:
-        """What streamed modules apply to their weights and biases at use."""
-        for path in self.streaming:
-            module = self._submodule(path)
-            for name in ("weight_function", "bias_function"):
-                yield from getattr(module, name, ())
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes of page-locked host memory held for streaming."""
-        return sum(pinned.size for pinned in self.pinned.values())
-
     def module(self) -> nn.Module:
         """The base module; it lives as long as any patcher of it."""
-        model = self.model()
+        model: nn.Module | None = self.model()
         if model is None:
             raise ReferenceError("the base module was freed while its state was in use")
         return model
@@ -213,6 +170,7 @@ class Residence:
             if isinstance(home, nn.Parameter):
                 copy = nn.Parameter(copy, requires_grad=False)
             taken = tensor_bytes(home)
+            self.moved_bytes += taken
         self.replace(module, prefix, name, copy)
         self.copies[id(home)] = copy
         self.applied.pop(prefix + name, None)
@@ -345,6 +303,33 @@ class Residence:
         self.stop_streaming(name, module)
         self.resident.discard(name)
 
+    def give_up(self, tables: Container[int]) -> bool:
+        """Put the layers back that another base module has as well, and now loads.
+
+        Args:
+            tables: Identities of the layers' tables of parameters.
+        Returns:
+            Whether there were any.
+        """
+        if not (self.home or self.backup or self.streaming or self.held):
+            return False
+        shared = [(n, m) for n, m in self.modules() if id(m._parameters) in tables]
+        if shared:
+            self.take_hooks_off()
+            self.uuid = None
+        if shared and self.plan is not None:
+            self.plan.forget_order()
+        for name, module in shared:
+            if self.plan is not None:
+                self.plan.drop(id(module))
+            self.release(name, module)
+        for key in [*self.home, *self.backup]:  # those known by a second path
+            path, _, name = key.rpartition(".")
+            owner = self._submodule(path)
+            if owner is not None and id(owner._parameters) in tables:
+                self.put_back(owner, f"{path}." if path else "", name)
+        return bool(shared)
+
     def restore(self) -> None:
         """Put every weight and attribute back; the module is then exactly as it was."""
         self.take_hooks_off()
@@ -387,12 +372,18 @@ class Residence:
 _PLACE = "_latentloom_residence"
 
 
-def residence_of(model: nn.Module) -> Residence:
-    """The one physical state of a base module.
+def _no_module() -> None:
+    """What the reference of a patcher without a module gives."""
+
+
+def residence_of(model: Any) -> Residence:
+    """The one physical state of a base module; an empty one for None.
 
     It is kept in the module itself. A table of weak keys would keep modules alive for ever: what an
     object patch replaced may be a bound method of the module, and an injection holds its patcher.
     """
+    if model is None:
+        return Residence(_no_module)
     found = model.__dict__.get(_PLACE)
     if found is None or found.model() is not model:
         found = model.__dict__[_PLACE] = Residence(weakref.ref(model))

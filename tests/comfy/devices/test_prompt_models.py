@@ -43,3 +43,42 @@ def test_the_tracker_keeps_no_model_alive() -> None:
     tracker = PromptModelTracker()
     tracker.add([Patcher()])
     assert tracker.models() == []
+
+
+class SimplePatcher:
+    """A pack's patcher that answers only what it is asked by the planner."""
+
+    def __init__(self) -> None:
+        self.model = Module()
+
+    def model_patches_to(self, device: object) -> None: ...
+
+
+class Control:
+    """Stands for a ControlNet in a conditioning's options."""
+
+    def __init__(self) -> None:
+        self.wrapped = Patcher()
+
+    def get_control(self) -> None: ...
+
+    def get_models(self) -> list[Patcher]:
+        return [self.wrapped]
+
+
+class Guider:
+    """Stands for a guider, which carries the patcher it samples with."""
+
+    def __init__(self) -> None:
+        self.model_patcher = SimplePatcher()
+
+
+def test_models_inside_conditioning_guiders_and_simple_patchers_are_known() -> None:
+    tracker, control, guider, simple = PromptModelTracker(), Control(), Guider(), SimplePatcher()
+    empty = SimplePatcher()
+    del empty.model
+    for value in ([["tensor", {"control": control}]], guider, [simple], empty, [[0] * 5000] * 3):
+        tracker.add(value)
+    wanted = (control.wrapped.model, guider.model_patcher.model, simple.model)
+    assert all(tracker.references(model) for model in wanted)
+    assert len(tracker.models()) == 3

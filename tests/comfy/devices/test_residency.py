@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -208,6 +210,18 @@ def test_idle_models_are_unloaded_after_the_set_time(accelerator: Any) -> None:
         assert a.loaded_size() == 0
 
 
+def test_a_run_is_not_idle_however_long_it_takes(accelerator: Any) -> None:
+    with simulated_accelerator(idle_unload_s=60.0) as fakegpu:
+        (a,) = models(fakegpu, 1)
+        with prompt_models.PROMPT_MODELS.running():
+            residency.load_models_gpu([a])
+            entry = residency.current_loaded_models[0]
+            entry.last_used_s -= 1000
+            assert residency.unload_idle() == []
+        assert residency.unload_idle() == []  # idle since the run's end, not since its beginning
+        assert residency.unload_idle(now_s=entry.last_used_s + 61) == [entry]
+
+
 def test_each_device_is_planned_for_itself(accelerator: Any) -> None:
     accelerator.set_device_count(2)
     a, b = models(accelerator, 2)
@@ -227,6 +241,52 @@ def test_the_report_names_model_device_bytes_and_state(accelerator: Any) -> None
     assert row["device"] == f"{accelerator.NAME}:0"
     assert row["loaded_bytes"] == row["size_bytes"] == bytes_of(model)
     assert row["state"] == "resident"
+
+
+def test_the_report_can_be_asked_for_while_models_are_loaded(accelerator: Any) -> None:
+    model = Network(width=32, depth=24, operations=ops.manual_cast)
+    one = ModelPatcher(model, torch.device(f"{accelerator.NAME}:0"), CPU)
+    two = one.clone()
+    two.add_patches({f"blocks.{i}.up.bias": (torch.ones(64),) for i in range(24)})
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            try:
+                residency.memory_report()
+            except RuntimeError as error:
+                failures.append(error)
+
+    pause = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for view in (one, two, one, two):
+            residency.load_models_gpu([view])
+            view.partially_unload(CPU, 20_000)
+    finally:
+        done.set()
+        asking.join()
+        sys.setswitchinterval(pause)
+    assert failures == []
+
+
+def test_a_line_per_load_says_what_was_moved(
+    accelerator: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    (one,) = models(accelerator, 1)
+    two = one.clone()
+    two.add_patches({"out.bias": (torch.ones(4),)})
+    with caplog.at_level("INFO", "comfy.devices.loaded_model"):
+        for view in (one, one, two, one):
+            residency.load_models_gpu([view])
+        residency.unload_all_models()
+        residency.load_models_gpu([one])
+    moved = [record.args[4] for record in caplog.records]  # type: ignore[index, call-overload]
+    whole, patched = one.model_size() / 2**20, one.model.out.bias.nbytes / 2**20
+    assert moved == pytest.approx([whole, patched, patched, whole])
 
 
 def test_on_the_cpu_loading_patches_without_moving() -> None:

@@ -50,6 +50,32 @@ def test_loading_moves_only_what_cannot_stream_and_use_brings_the_rest(accelerat
     assert_untouched(model, before)
 
 
+def test_a_full_load_brings_everything_before_the_first_use(accelerator: Any) -> None:
+    model = Network(operations=ops.manual_cast)
+    patches = lora_for(model, 5)
+    want, before = on_cpu(model, patches), snapshot(model)
+    patcher = dynamic(model, accelerator)
+    patcher.add_patches(patches)
+    residency.load_models_gpu([patcher], force_full_load=True)
+    assert patcher.loaded_size() == bytes_of(model) == used(accelerator)
+    with accelerator.transfers() as moved:
+        assert torch.equal(run(model, accelerator), want)
+    assert moved["h2d_bytes"] == X.nbytes + TOKENS.nbytes
+    patcher.detach()
+    patcher.load(patcher.load_device, full_load=True)
+    assert patcher.loaded_size() == bytes_of(model)
+    patcher.detach()
+    accelerator.fail_allocation(9, 1)
+    with pytest.raises(torch.OutOfMemoryError):
+        patcher.load(patcher.load_device, full_load=True)
+    assert used(accelerator) == 0
+    assert_untouched(model, before)
+    accelerator.set_capacity(bytes_of(model) // 2)
+    with pytest.raises(residency.OutOfMemoryReport):
+        residency.load_models_gpu([patcher], force_full_load=True)
+    assert used(accelerator) == 0
+
+
 @pytest.mark.parametrize("share", [0.2, 0.6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_larger_than_its_budget_keeps_to_it(

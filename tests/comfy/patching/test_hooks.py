@@ -9,7 +9,13 @@ import torch
 
 from comfy import ops
 from comfy.patching import hook_conditioning
-from comfy.patching.hook_group import HookGroup, create_hook_lora, get_patch_weights_from_model
+from comfy.patching.dynamic import ModelPatcherDynamic
+from comfy.patching.hook_group import (
+    HookGroup,
+    create_hook_lora,
+    create_hook_model_as_lora,
+    get_patch_weights_from_model,
+)
 from comfy.patching.hooks import (
     EnumHookMode,
     EnumHookType,
@@ -231,18 +237,24 @@ def test_options_of_a_hook_reach_only_entries_that_carry_it() -> None:
     assert patcher.apply_hooks(hooks=None) == {}
 
 
-def test_a_hook_can_turn_a_model_into_another() -> None:
-    from comfy.patching.hook_group import create_hook_model_as_lora
-
-    model, other = Network(seed=0), Network(seed=1)
-    patcher = ModelPatcher(model, CPU, CPU)
+@pytest.mark.parametrize("budget", [0, 1, 9000])
+@pytest.mark.parametrize("kind", [ModelPatcher, ModelPatcherDynamic])
+def test_a_hook_can_turn_a_model_into_another(
+    accelerator: Any, kind: type[ModelPatcher], budget: int
+) -> None:
+    device = torch.device(f"{accelerator.NAME}:0")
+    model, other = Network(operations=ops.manual_cast, seed=0), Network(seed=1)
+    patcher = kind(model, device, CPU)
+    patcher.add_patches({"out.bias": (torch.ones(4),)})  # stays beside the difference
     weights = get_patch_weights_from_model(ModelPatcher(other, CPU, CPU))
     group = create_hook_model_as_lora(weights, None, 1.0, 1.0)
-    patcher.patch_model(CPU)
+    patcher.patch_model(device, budget)
     patcher.register_all_hook_patches(group, TARGET, {})
     patcher.apply_hooks(hooks=group)
     x, tokens = torch.randn(1, 4, 8, 8), torch.tensor([1])
-    torch.testing.assert_close(model(x, tokens), other(x, tokens), rtol=1e-4, atol=1e-4)
+    got = model(x.to(device), tokens.to(device)).cpu()
+    want = other(x, tokens) + other.scale * other.table[1]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_a_lora_file_becomes_a_hook_whose_keys_are_matched_on_registration() -> None:
@@ -289,5 +301,8 @@ def test_loaded_bytes_do_not_count_what_hooks_computed(accelerator: Any) -> None
     patcher.register_all_hook_patches(group, TARGET, {})
     patcher.apply_hooks(hooks=group)
     assert patcher.loaded_size() == bytes_of(model)
+    assert patcher.residence.hook_bytes == model.out.weight.nbytes
+    assert patcher.residence.device_bytes == torch.accelerator.memory_allocated(0)
     patcher.cleanup()
+    assert patcher.residence.hook_bytes == 0
     assert torch.accelerator.memory_allocated(0) == bytes_of(model)
