@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from comfy.ldm.flux.redux import ReduxImageEncoder
 from comfy.ldm.t2i_adapter.style import StyleAdapter
+from comfy.weights.contents import contents_in_words
 from comfy.weights.errors import WeightFileError
-from comfy.weights.fill import fill, in_words
+from comfy.weights.fill import fill
 from comfy.weights.state_dict import load_torch_file
 
 STYLE_HEADS = 8  # of the one style adapter that was published
@@ -72,7 +73,7 @@ def load_style_model(ckpt_path: str) -> StyleModel:
     if network is None:
         raise WeightFileError(
             ckpt_path,
-            f"no style model: found {in_words(sorted(sd))}",
+            f"no style model: found {contents_in_words(sorted(sd))}",
             "choose a file of FLUX Redux or of the T2I style adapter",
         )
     fill(network, dict(sd), "style model")

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import folder_paths
+from comfy.weights.contents import contents_in_words
 from comfy.weights.errors import WeightFileError
 from comfy.weights.state_dict import load_torch_file
 from comfy_api.latest import io
@@ -108,8 +109,10 @@ def load_hypernetwork_patch(path: str, strength: float) -> Hypernetwork:
                     path, f"the layers for width {width} do not fit together ({error})"
                 ) from error
     if not stacks:
-        found = ", ".join(str(key) for key in list(content)[:5])
-        raise WeightFileError(path, f"no hypernetwork: it holds {found}")
+        found = contents_in_words(sorted(map(str, content)))
+        raise WeightFileError(
+            path, f"no hypernetwork: it holds {found}", "choose a file of models/hypernetworks"
+        )
     return Hypernetwork(stacks, strength)
 
 

@@ -15,8 +15,9 @@ import folder_paths
 from comfy.devices import placement
 from comfy.ldm.flux.uso import SigLIPMultiFeatProjModel
 from comfy.patching.dynamic import core_patcher_class
+from comfy.weights.contents import contents_in_words
 from comfy.weights.errors import WeightFileError
-from comfy.weights.fill import fill, in_words
+from comfy.weights.fill import fill
 from comfy.weights.state_dict import load_torch_file
 
 # Layers, counted from the end, that the projector is shown; the third is the last but one.
@@ -65,7 +66,7 @@ class ModelPatchLoader:
         network = style_projector(sd)
         if network is None:
             known = next((title for key, title in UNSUPPORTED if key in sd), None)
-            found = f"no known model patch: found {in_words(sorted(sd))}"
+            found = f"no known model patch: found {contents_in_words(sorted(sd))}"
             raise WeightFileError(
                 path,
                 found if known is None else f"this is a {known}, which is not supported yet",

@@ -11,6 +11,7 @@ from torch import Tensor
 from comfy import tiling
 from comfy.devices import memory, placement, residency
 from comfy.progress import ProgressBar
+from comfy.weights.contents import contents_in_words
 from comfy.weights.errors import WeightFileError
 from comfy.weights.state_dict import load_torch_file
 
@@ -36,8 +37,8 @@ def network_of(state_dict: Mapping[str, Tensor]) -> Any:
     try:
         found = spandrel.ModelLoader().load_from_state_dict(weights)
     except spandrel.UnsupportedModelError as error:
-        known = ", ".join(sorted(weights)[:3])
-        raise ValueError(f"no known architecture: {len(weights)} keys ({known}, ...)") from error
+        known = contents_in_words(sorted(weights))
+        raise ValueError(f"no known architecture: {known}") from error
     if not isinstance(found, spandrel.ImageModelDescriptor):
         raise ValueError(
             f"this {found.architecture.name} network needs more than one picture; expected one "

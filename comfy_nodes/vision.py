@@ -11,6 +11,8 @@ from comfy import clip_vision
 from comfy.devices import placement
 from comfy.ldm.gligen.model import build_gligen
 from comfy.patching.patcher import ModelPatcher
+from comfy.weights.contents import contents_in_words
+from comfy.weights.errors import WeightFileError
 from comfy.weights.state_dict import load_torch_file
 from comfy_nodes.limits import MAX_RESOLUTION
 
@@ -114,7 +116,15 @@ class GLIGENLoader:
     def load_gligen(self, gligen_name: str) -> tuple[Any]:
         """The network of a file in models/gligen, in a patcher."""
         path = folder_paths.get_full_path_or_raise("gligen", gligen_name)
-        network = build_gligen(load_torch_file(path))
+        weights = load_torch_file(path)
+        try:
+            network = build_gligen(weights)
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise WeightFileError(
+                path,
+                f"no GLIGEN model: it holds {contents_in_words(list(weights))} ({error})",
+                "choose a file of GLIGEN for Stable Diffusion",
+            ) from error
         load, offload = placement.get_torch_device(), placement.unet_offload_device()
         return (ModelPatcher(network, load_device=load, offload_device=offload),)
 

@@ -34,6 +34,7 @@ IMAGE_SUFFIXES = (
     ".webp",
 )
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 ONE_DAY = "public, max-age=86400"
 ONE_HOUR = "public, max-age=3600"
 NO_CACHE = "no-cache"
@@ -160,6 +161,13 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             return error_response(507, f"the server's disk is full: {error.strerror}")
+        if isinstance(error, OSError) and error.errno in FORBIDDEN:
+            logger.error("%s %s: %s", request.method, ascii(request.path), error)
+            return error_response(
+                500,
+                f"the server may not use its own files: {error.strerror}; its log names the file "
+                "whose permissions are to be mended",
+            )
         logger.exception("%s %s failed", request.method, ascii(request.path))
         return web.Response(status=500, text="500: Internal Server Error")
 

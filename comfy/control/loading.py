@@ -23,9 +23,10 @@ from comfy.ldm.mmdit.dit_embedder import POOLED_TEXT, ControlNetEmbedder
 from comfy.ldm.t2i_adapter.model import Adapter, Adapter_light
 from comfy.ldm.unet import controlnet
 from comfy.ops import pick_operations
+from comfy.weights.contents import contents_in_words
 from comfy.weights.diffusers_mmdit import convert_diffusers_mmdit
 from comfy.weights.errors import UnknownWeightFormatError
-from comfy.weights.fill import fill, in_words
+from comfy.weights.fill import fill
 from comfy.weights.layout import arrange_convolutions
 from comfy.weights.state_dict import calculate_parameters, load_torch_file, weight_dtype
 
@@ -58,7 +59,7 @@ def load_controlnet(
     if control is None:
         raise UnknownWeightFormatError(
             ckpt_path,
-            f"no known control network: it holds {in_words(sorted(weights))}",
+            f"no known control network: it holds {contents_in_words(sorted(weights))}",
             "choose a ControlNet, Control-LoRA or T2I adapter of Stable Diffusion 1.x, 2.x or "
             "SDXL, or a ControlNet of Stable Diffusion 3, 3.5 large or FLUX.1",
         )

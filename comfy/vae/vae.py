@@ -15,8 +15,9 @@ from comfy.patching.patcher import ModelPatcher
 from comfy.vae.kinds import custom_spec, detect_autoencoder
 from comfy.vae.spec import AutoencoderSpec
 from comfy.vae.tiled import TiledCoding
+from comfy.weights.contents import contents_in_words
 from comfy.weights.diffusers_vae import convert_vae_state_dict, is_diffusers_vae
-from comfy.weights.fill import IncompleteWeightsError, fill, in_words
+from comfy.weights.fill import IncompleteWeightsError, fill
 from comfy.weights.layout import arrange_convolutions
 
 COLOURS = 3  # channels of a picture without alpha
@@ -73,8 +74,8 @@ class VAE(TiledCoding):
         spec = custom_spec(config) if config is not None else detect_autoencoder(weights, metadata)
         if spec is None:
             raise IncompleteWeightsError(
-                f"no autoencoder was recognised: found {in_words(list(weights))}; a checkpoint "
-                "without one needs a VAE file of its own: load it with a Load VAE node"
+                f"no autoencoder was recognised: found {contents_in_words(list(weights))}; a "
+                "checkpoint without one needs a VAE file of its own: load it with a Load VAE node"
             )
         self._adopt(spec)
         self.device: torch.device = placement.vae_device() if device is None else device

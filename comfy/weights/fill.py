@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 
 import torch
 from torch import nn
 
 from comfy.weights.assign import assign_weights
+from comfy.weights.contents import contents_in_words
+from comfy.weights.contents import in_words as in_words
 
 logger = logging.getLogger(__name__)
 
 # Buffers of old text encoders that count 0, 1, 2, ...: usual in files, needed by nobody.
 COUNTING_BUFFERS = ("position_ids",)
-EXAMPLES = 3  # keys named in a message beside the count
 
 
 class IncompleteWeightsError(ValueError):
@@ -51,7 +52,7 @@ def fill(
     if not report.matched:
         raise IncompleteWeightsError(
             f"none of the {len(weights)} tensors fits the {part}; "
-            f"it needs {in_words(report.missing)}, found {in_words(list(weights))}"
+            f"it needs {in_words(report.missing)}, found {contents_in_words(list(weights))}"
         )
     made = {key: maker for key in report.missing if (maker := _maker(key, defaults or {}))}
     missing = [key for key in report.missing if key not in made]
@@ -77,11 +78,3 @@ def _maker(
 ) -> Callable[[torch.Tensor], torch.Tensor] | None:
     names = key.split(".")
     return defaults.get(names[-1]) or defaults.get(".".join(names[-2:]))
-
-
-def in_words(keys: Sequence[str]) -> str:
-    """Count and examples, such as `12 keys (a.weight, a.bias, b.weight, ...)`."""
-    if not keys:
-        return "no keys"
-    listed = ", ".join(keys[:EXAMPLES]) + (", ..." if len(keys) > EXAMPLES else "")
-    return f"{len(keys)} key{'s' if len(keys) > 1 else ''} ({listed})"

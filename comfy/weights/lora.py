@@ -10,14 +10,12 @@ from typing import Any
 import torch
 
 from comfy.weights.adapters import ADAPTERS, WeightAdapterBase
+from comfy.weights.contents import EXAMPLES, contents_in_words
 from comfy.weights.errors import NoMatchingWeightsError
 from comfy.weights.lora_formats import ENCODER_LAYOUTS, NETWORK_LAYOUTS
 from comfy.weights.lora_formats.whole_file import convert_lora
 
 logger = logging.getLogger(__name__)
-
-EXAMPLES = 3
-"""How many keys a message names."""
 
 __all__ = [
     "convert_lora",
@@ -137,9 +135,8 @@ def require_match(
         NoMatchingWeightsError: Nothing was applied.
     """
     if not applied:
-        examples = ", ".join(list(lora)[:EXAMPLES]) or "no tensors at all"
         raise NoMatchingWeightsError(
             path,
-            f"none of its {len(lora)} tensors fits this model (it holds {examples})",
+            f"none of its tensors fits this model: it holds {contents_in_words(list(lora))}",
             "choose a LoRA made for this model's family",
         )

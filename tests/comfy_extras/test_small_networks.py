@@ -71,7 +71,7 @@ def test_norms_and_a_last_activation_are_part_of_a_hypernetwork(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"a": torch.zeros(1), "b": torch.zeros(1)}, "no hypernetwork: it holds a, b"),
+        ({"a": torch.zeros(1), "b": torch.zeros(1)}, r"no hypernetwork: it holds 2 keys \(a, b\)"),
         ({8: [stack(8, 1), stack(8, 2)], "activation_func": "magic"}, "unknown activation 'magic'"),
         ({8: [{"x.weight": torch.zeros(2, 2)}] * 2, "step": 1}, "width 8 do not fit"),
     ],

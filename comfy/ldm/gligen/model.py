@@ -168,7 +168,7 @@ def build_gligen(sd: Mapping[str, Tensor]) -> Gligen:
         layer.load_state_dict(weights)
         layers.append(layer)
     if not layers or "position_net.null_positive_feature" not in sd:
-        raise ValueError("no GLIGEN layers were found; choose a file from models/gligen")
+        raise ValueError("no GLIGEN layers were found")
     in_dim = sd["position_net.null_positive_feature"].shape[0]
     out_dim = sd["position_net.linears.4.weight"].shape[0]
     positions = PositionNet(in_dim, out_dim)
