@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import folder_paths
+from comfy_api.internal.watched_file import partial_file
 from comfy_api.latest import InputImpl, Types, io, ui
 from comfy_api.latest._input import VideoInput
 from comfy_api.latest.ui.metadata import workflow_texts
@@ -69,7 +70,7 @@ class SaveWEBM(io.ComfyNode):
 def write_webm(
     path: str, images: Tensor, codec: str, fps: float, crf: float, texts: dict[str, str]
 ) -> None:
-    """Writes pictures [T, H, W, C] in 0..1.
+    """Writes pictures [T, H, W, C] in 0..1; nothing is left of a file that was not finished.
 
     Raises:
         ValueError: The encoder does not take them.
@@ -77,7 +78,7 @@ def write_webm(
     import av
 
     encoder, pixel_format = WEBM_CODECS[codec]
-    with av.open(path, mode="w", format="webm") as container:
+    with partial_file(path) as target, av.open(target, mode="w", format="webm") as container:
         container.metadata.update(texts)
         rate = Fraction(round(fps * RATE_STEPS), RATE_STEPS)
         stream: Any = container.add_stream(encoder, rate=rate)

@@ -1,4 +1,4 @@
-"""Files that are written only as long as nobody stops the prompt."""
+"""Files that are there whole or not at all, and whose writing can be stopped."""
 
 from __future__ import annotations
 
@@ -36,3 +36,21 @@ def watched_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         raise
+
+
+@contextlib.contextmanager
+def partial_file(path: str | io.BytesIO) -> Iterator[str | io.BytesIO]:
+    """Where to write a file so that it appears under its name only when it is complete.
+
+    A stream is written directly. Nothing is left of a file whose writing failed.
+    """
+    if isinstance(path, io.BytesIO):
+        yield path
+        return
+    part = f"{path}.part"
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)

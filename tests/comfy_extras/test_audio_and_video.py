@@ -15,6 +15,7 @@ from torch import Tensor
 
 import folder_paths
 from comfy_api.latest import InputImpl, Types
+from comfy_api.latest.ui.audio import write_audio
 from comfy_extras import nodes_ace, nodes_video
 from comfy_extras.audio import editing, files, latents
 from comfy_extras.audio.waveforms import load_audio, resample
@@ -214,6 +215,13 @@ def test_a_sound_of_no_length_is_not_saved(output: Path) -> None:
 def test_a_picture_too_small_for_its_codec_is_named(output: Path) -> None:
     with pytest.raises(ValueError, match="images, codec: av1 does not encode pictures of 1 x 1"):
         nodes_video.SaveWEBM.execute(torch.zeros(1, 1, 1, 3), "av1", 24.0, "tiny", 32.0)
+    assert not list(output.rglob("*"))
+
+
+def test_nothing_is_left_of_a_sound_that_cannot_be_written(output: Path) -> None:
+    with pytest.raises(ValueError, match="unknown mp3 quality"):
+        write_audio(str(output / "a.mp3"), torch.zeros(1, 8000), 8000, "mp3", "9k", {})
+    assert not list(output.rglob("*"))
 
 
 def test_a_file_that_cannot_be_opened_is_no_sound(output: Path) -> None:

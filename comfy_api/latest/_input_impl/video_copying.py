@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from comfy_api.latest._input_impl.video_encoding import metadata_texts, open_mp4, partial_file
+from comfy_api.internal.watched_file import partial_file
+from comfy_api.latest._input_impl.video_encoding import metadata_texts, open_mp4
 from comfy_api.latest._util.video_types import VideoCodec, VideoContainer
 from comfy_execution.context import check_interrupt
 

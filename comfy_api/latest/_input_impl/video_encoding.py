@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from fractions import Fraction
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import av
 import torch
 
+from comfy_api.internal.watched_file import partial_file
 from comfy_api.latest._util.video_types import VideoCodec, VideoComponents, VideoContainer
 from comfy_execution.context import check_interrupt
 
@@ -33,23 +31,6 @@ def metadata_texts(metadata: Mapping[str, Any] | None) -> dict[str, str]:
         str(key): value if isinstance(value, str) else json.dumps(value)
         for key, value in (metadata or {}).items()
     }
-
-
-@contextmanager
-def partial_file(path: str | BytesIO) -> Iterator[str | BytesIO]:
-    """Where to write a file so that it appears under its name only when it is complete.
-
-    A stream is written directly. Nothing is left of a file whose writing failed.
-    """
-    if isinstance(path, BytesIO):
-        yield path
-        return
-    part = f"{path}.part"
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        Path(part).unlink(missing_ok=True)
 
 
 def open_mp4(path: str | BytesIO) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import folder_paths
+from comfy_api.internal.watched_file import partial_file
 from comfy_api.latest.io.options import FolderType
 from comfy_api.latest.ui.images import NodeClass, folder_of
 from comfy_api.latest.ui.metadata import workflow_texts
@@ -72,7 +73,10 @@ def write_audio(
     target = AUDIO_FORMATS[format]
     layout = "mono" if waveform.shape[0] == 1 else "stereo"
     target_rate = opus_rate(rate) if format == "opus" else rate
-    with av.open(path, mode="w", format=target.container) as container:
+    with (
+        partial_file(path) as part,
+        av.open(part, mode="w", format=target.container) as container,
+    ):
         container.metadata.update(texts)
         stream: Any = container.add_stream(target.codec, rate=target_rate, layout=layout)
         _set_quality(stream, format, quality)

@@ -150,14 +150,16 @@ class ImageSaveHelper:
         path, result = ImageSaveHelper._animated_target(
             pictures, filename_prefix, folder_type, "png"
         )
-        pictures[0].save(
-            path,
-            save_all=True,
-            append_images=pictures[1:],
-            duration=int(1000.0 / fps),
-            pnginfo=animated_png_texts(cls),
-            compress_level=compress_level,
-        )
+        with watched_file(path) as target:
+            pictures[0].save(
+                target,
+                "PNG",
+                save_all=True,
+                append_images=pictures[1:],
+                duration=int(1000.0 / fps),
+                pnginfo=animated_png_texts(cls),
+                compress_level=compress_level,
+            )
         return result
 
     @staticmethod
@@ -192,16 +194,18 @@ class ImageSaveHelper:
         path, result = ImageSaveHelper._animated_target(
             pictures, filename_prefix, folder_type, "webp"
         )
-        pictures[0].save(
-            path,
-            save_all=True,
-            append_images=pictures[1:],
-            duration=int(1000.0 / fps),
-            exif=webp_exif(pictures[0], cls),
-            lossless=lossless,
-            quality=quality,
-            method=WEBP_METHODS[method] if isinstance(method, str) else method,
-        )
+        with watched_file(path) as target:
+            pictures[0].save(
+                target,
+                "WEBP",
+                save_all=True,
+                append_images=pictures[1:],
+                duration=int(1000.0 / fps),
+                exif=webp_exif(pictures[0], cls),
+                lossless=lossless,
+                quality=quality,
+                method=WEBP_METHODS[method] if isinstance(method, str) else method,
+            )
         return result
 
     @staticmethod
