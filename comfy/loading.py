@@ -22,12 +22,12 @@ from comfy.families.family import ModelFamily, strip_prefixes
 from comfy.families.text_sizes import text_model_configs
 from comfy.patching.dynamic import core_patcher_class
 from comfy.patching.patcher import ModelPatcher
+from comfy.text_encoders import umt5
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, EMBEDDED, find_pieces
 from comfy.vae.vae import VAE
-from comfy.weights import state_dict
+from comfy.weights import contents, state_dict
 from comfy.weights.errors import WeightFileError
-from comfy.weights.fill import in_words
 from comfy.weights.header_hints import read_hints
 from comfy.weights.layout import arrange_convolutions
 from comfy.weights.lora import (
@@ -37,6 +37,7 @@ from comfy.weights.lora import (
     model_lora_keys_unet,
     require_match,
 )
+from comfy.weights.marks import cannot_run
 
 logger = logging.getLogger(__name__)
 
@@ -191,8 +192,11 @@ def _checkpoint_clip(
 
 def vocabulary_beside(weights: Mapping[str, Any], folders: Iterable[str]) -> dict[str, str]:
     """Tokenizer data that name a vocabulary file for a T5 among some weights, if there is one."""
-    has_t5 = any(".encoder.block.0." in key for key in weights)
-    path = find_pieces(folders) if has_t5 else None
+    encoder = next((key.split(".")[0] for key in weights if ".encoder.block.0." in key), None)
+    if encoder == umt5.NAME:
+        path = find_pieces(folders, umt5.FILE_NAMES, package=False)
+    else:
+        path = None if encoder is None else find_pieces(folders)
     return {} if path is None else {DATA_ENTRY: path}
 
 
@@ -317,7 +321,7 @@ def load_lora_for_models(
         used.update(new_clip.add_patches(patches, strength_clip))
     unused = [str(key) for key in patches if key not in used]
     if unused:
-        logger.warning("%s: no place for %s", path or "LoRA", in_words(unused))
+        logger.warning("%s: no place for %s", path or "LoRA", contents.in_words(unused))
     return new_model, new_clip
 
 
@@ -339,7 +343,7 @@ def naming(path: str) -> Iterator[None]:
 
 def state_dict_in_words(sd: Mapping[str, Any]) -> str:
     """How many tensors a file holds and what some are called."""
-    return f"it holds {in_words(sorted(sd))}"
+    return f"it holds {contents.contents_in_words(sorted(sd))}"
 
 
 def contents_in_words(sd: Mapping[str, Any]) -> str:
@@ -347,7 +351,7 @@ def contents_in_words(sd: Mapping[str, Any]) -> str:
     name = unsupported.name_of(sd, detection.unet_prefix_from_state_dict(sd))
     if name is None:
         return f"no known model family: {state_dict_in_words(sd)}"
-    return f"this is a {name} model, which is not supported yet"
+    return cannot_run(name)
 
 
 def unknown_architecture(path: str, found: str) -> UnknownArchitectureError:

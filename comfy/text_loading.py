@@ -16,7 +16,7 @@ from torch import Tensor
 
 from comfy.families import openclip
 from comfy.families.family import ClipTarget
-from comfy.families.text_sizes import text_model_configs
+from comfy.families.text_sizes import t5_dtype, text_model_configs
 from comfy.loading import (
     FOLDERS_OPTION,
     Options,
@@ -26,6 +26,7 @@ from comfy.loading import (
     state_dict_in_words,
     vocabulary_beside,
 )
+from comfy.text_encoders import umt5
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip
 from comfy.text_encoders.sd1 import SD1ClipModel, SD1Tokenizer
@@ -41,6 +42,7 @@ from comfy.text_encoders.sdxl import (
 from comfy.text_encoders.t5_pieces import EMBEDDED
 from comfy.weights import state_dict as files
 from comfy.weights.header_hints import read_hints
+from comfy.weights.marks import cannot_run
 
 
 class CLIPType(enum.Enum):
@@ -97,6 +99,7 @@ SINGLE_TARGETS: dict[str, ClipTarget] = {
     "clip_h": ClipTarget(SD2Tokenizer, SD2ClipModel),
     "clip_g": ClipTarget(SDXLTokenizer, SDXLRefinerClipModel),
 }
+
 SPECIAL_TARGETS: dict[tuple[str, CLIPType], ClipTarget] = {
     ("clip_g", CLIPType.STABLE_CASCADE): ClipTarget(StableCascadeTokenizer, StableCascadeClipModel),
 }
@@ -144,8 +147,8 @@ def load_clip(
             found = f"no known text encoder: {state_dict_in_words(tensors)}"
             raise UnknownArchitectureError(
                 path,
-                f"this is {unsupported}, which is not supported yet" if unsupported else found,
-                "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or ViT-bigG) or T5-XXL",
+                cannot_run(unsupported) if unsupported else found,
+                "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or bigG), T5-XXL or UMT5-XXL",
             )
         parts.append(part)
         metadata.update(header or {})
@@ -174,7 +177,7 @@ def load_text_encoder_state_dicts(
     parts = [as_clip_keys(part) for part in state_dicts]
     kinds = [detect_encoder(part) for part in parts]
     vocabularies = [part.pop(EMBEDDED) for part in parts if EMBEDDED in part]
-    target = _target(kinds, clip_type, t5_dtype(parts))
+    target = _target(kinds, clip_type, t5_dtype({k: v for part in parts for k, v in part.items()}))
     whole = {
         f"{kind}.transformer.{key}": value
         for kind, part in zip(kinds, parts)
@@ -194,12 +197,6 @@ def load_text_encoder_state_dicts(
     )
 
 
-def t5_dtype(parts: Sequence[Mapping[str, Tensor]]) -> torch.dtype | None:
-    """Type in which the weights of a T5 among some encoders are kept: that of its file."""
-    key = "encoder.final_layer_norm.weight"
-    return next((part[key].dtype for part in parts if key in part), None)
-
-
 def _target(
     kinds: Sequence[str | None], clip_type: CLIPType, dtype_t5: torch.dtype | None = None
 ) -> ClipTarget:
@@ -215,6 +212,8 @@ def _target(
         return ClipTarget(SD3Tokenizer, sd3_clip(clip_l, clip_g, t5, dtype_t5))
     if clip_type is CLIPType.FLUX and distinct and set(names) == FLUX_PARTS:
         return ClipTarget(FluxTokenizer, flux_clip(dtype_t5))
+    if names == [umt5.NAME]:
+        return ClipTarget(umt5.WanT5Tokenizer, umt5.wan_clip(dtype_t5))
     if len(names) == 1 and names[0] in SINGLE_TARGETS:
         special = SPECIAL_TARGETS.get((names[0], clip_type))
         return special or SINGLE_TARGETS[names[0]]
@@ -223,7 +222,7 @@ def _target(
     raise ValueError(
         f"text encoders {', '.join(names)} for type {clip_type.name.lower()} cannot be loaded; "
         "known: one of clip_l, clip_h, clip_g; clip_l with clip_g for SDXL; clip_l with t5xxl for "
-        "type flux; clip_l, clip_g and t5xxl, or some of them, for type sd3"
+        "type flux; clip_l, clip_g and t5xxl, or some of them, for type sd3; umt5xxl for type wan"
     )
 
 
@@ -238,24 +237,26 @@ def as_clip_keys(state_dict: StateDict) -> StateDict:
 
 
 def detect_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
-    """Which encoder a file holds: clip_l, clip_g, clip_h, t5xxl; None for another."""
+    """Which encoder a file holds: clip_l, clip_g, clip_h, t5xxl, umt5xxl; None for another."""
     found = next((name for key, name in ENCODER_MARKS if key in state_dict), None)
-    return found or ("t5xxl" if _is_t5_xxl(state_dict) else None)
+    return found or _t5_name(state_dict)
 
 
-def _is_t5_xxl(state_dict: Mapping[str, Tensor]) -> bool:
-    """A gated T5 whose first block alone has biases, of no other model's width."""
+def _t5_name(state_dict: Mapping[str, Tensor]) -> str | None:
+    """A gated T5 of no other model's width; UMT5 if every block has biases."""
     is_t5 = f"{T5_BLOCK}1.DenseReluDense.wi_1.weight" in state_dict
-    is_umt5 = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight" in state_dict
-    if not is_t5 or is_umt5 or "shared.weight" not in state_dict:
-        return False
-    return state_dict["shared.weight"].shape[1] not in T5_WIDTHS
+    if not is_t5 or "shared.weight" not in state_dict:
+        return None
+    if state_dict["shared.weight"].shape[1] in T5_WIDTHS:
+        return None
+    bias = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
+    return umt5.NAME if bias in state_dict else "t5xxl"
 
 
 def unsupported_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
     """Name of an encoder that is recognised but cannot be loaded."""
     if f"{T5_BLOCK}1.DenseReluDense.wi_1.weight" in state_dict and "shared.weight" in state_dict:
-        return T5_WIDTHS.get(state_dict["shared.weight"].shape[1], "UMT5 (Wan)")
+        return T5_WIDTHS.get(state_dict["shared.weight"].shape[1])
     return next((name for key, name in UNSUPPORTED_MARKS if key in state_dict), None)
 
 

@@ -6,7 +6,7 @@ channels. Custom nodes append rows in place.
 
 from __future__ import annotations
 
-from comfy.families import flux, sd3, sd15, sd20, sd_pictures, sdxl
+from comfy.families import flux, sd3, sd15, sd20, sd_pictures, sdxl, wan
 from comfy.families.family import ModelFamily
 
 MODEL_FAMILIES: list[type[ModelFamily]] = [
@@ -31,4 +31,11 @@ MODEL_FAMILIES: list[type[ModelFamily]] = [
     flux.FluxInpaint,
     flux.Flux,
     flux.FluxSchnell,
+    wan.WAN22_T2V,
+    wan.WAN21_T2V,
+    wan.WAN21_I2V,
+    wan.WAN21_FunControl2V,
+    wan.WAN21_Vace,
+    wan.WAN21_Camera,
+    wan.WAN22_Camera,
 ]

@@ -27,7 +27,7 @@ FLUX_RELATIVES = (
 )
 
 
-class _Shapes:
+class Shapes:
     """Shapes of one network's weights by key without prefix."""
 
     def __init__(self, state_dict: Mapping[str, Tensor], prefix: str, layout: str) -> None:
@@ -76,7 +76,7 @@ def read_flux_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict
     is_flux = prefix + FLUX_MARK in state_dict and prefix + "img_in.weight" in state_dict
     if not is_flux or any(prefix + key in state_dict for key in FLUX_RELATIVES):
         return None
-    shapes = _Shapes(state_dict, prefix, "FLUX")
+    shapes = Shapes(state_dict, prefix, "FLUX")
     patch = 2
     width, patch_channels = shapes["img_in.weight"]
     text_width = shapes["txt_in.weight"][1]
@@ -126,7 +126,7 @@ def read_mmdit_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dic
     """
     if prefix + MMDIT_MARK not in state_dict:
         return None
-    shapes = _Shapes(state_dict, prefix, "Stable Diffusion 3")
+    shapes = Shapes(state_dict, prefix, "Stable Diffusion 3")
     width, channels, patch, _ = shapes["x_embedder.proj.weight"]
     if width % MMDIT_HEAD:
         raise BrokenModelError(

@@ -17,6 +17,7 @@ from comfy.families.base import BaseModel
 from comfy.families.dit_layout import read_flux_config
 from comfy.families.family import ClipTarget, ModelFamily, StateDict
 from comfy.families.model_type import ModelType
+from comfy.families.text_sizes import t5_dtype
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip
 
 FILL_CHANNELS = 96  # latent, masked picture, and 64 pixels of the mask
@@ -50,8 +51,7 @@ class Flux(ModelFamily):
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
         """T5-XXL and CLIP ViT-L."""
-        del state_dict
-        return ClipTarget(FluxTokenizer, flux_clip())
+        return ClipTarget(FluxTokenizer, flux_clip(t5_dtype(state_dict)))
 
 
 class FluxInpaint(Flux):

@@ -17,6 +17,7 @@ from comfy.families.base import BaseModel
 from comfy.families.dit_layout import read_mmdit_config
 from comfy.families.family import ClipTarget, ModelFamily, StateDict
 from comfy.families.model_type import ModelType
+from comfy.families.text_sizes import t5_dtype
 from comfy.text_encoders.sd3 import SD3Tokenizer, sd3_clip
 
 ENCODERS = ("clip_l", "clip_g", "t5xxl")  # in the order of the arguments
@@ -60,4 +61,4 @@ class SD3(ModelFamily):
         """Those of the three encoders that the file holds."""
         keys = list(state_dict or {})
         clip_l, clip_g, t5 = (any(f"{name}.transformer." in k for k in keys) for name in ENCODERS)
-        return ClipTarget(SD3Tokenizer, sd3_clip(clip_l, clip_g, t5))
+        return ClipTarget(SD3Tokenizer, sd3_clip(clip_l, clip_g, t5, t5_dtype(state_dict)))

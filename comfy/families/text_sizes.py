@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from comfy.families.family import BrokenModelError
@@ -12,7 +13,7 @@ from comfy.families.unet_layout import count_consecutive
 
 CHANNELS_PER_HEAD = 64  # what every published CLIP text encoder uses
 ENCODERS = ("clip_l", "clip_g", "clip_h")
-T5_ENCODERS = ("t5xxl",)
+T5_ENCODERS = ("t5xxl", "umt5xxl")
 T5_ATTENTION = "layer.0.SelfAttention"
 
 
@@ -36,8 +37,18 @@ def text_model_configs(
     for encoder in T5_ENCODERS:
         prefix = f"{encoder}.transformer."
         if any(key.startswith(f"{prefix}encoder.block.") for key in state_dict):
-            configs[f"{encoder}_model_config"] = _t5_config(state_dict, prefix)
+            kind = encoder.removesuffix("xxl")
+            configs[f"{encoder}_model_config"] = {
+                **_t5_config(state_dict, prefix),
+                "model_type": kind,
+            }
     return configs
+
+
+def t5_dtype(state_dict: Mapping[str, Tensor] | None) -> torch.dtype | None:
+    """Type in which the weights of a T5 are kept: that of the file; None without a T5."""
+    ending = "encoder.final_layer_norm.weight"
+    return next((v.dtype for key, v in (state_dict or {}).items() if key.endswith(ending)), None)
 
 
 def _t5_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:

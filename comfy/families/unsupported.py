@@ -1,4 +1,4 @@
-"""Families whose files are recognised but cannot be loaded: their networks are not built in.
+"""Networks that are recognised but cannot be loaded: their code is not built in.
 
 They are named so that a person is told what the file is, instead of that it is unknown.
 """
@@ -8,37 +8,55 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# A key that every network of the family has (below the prefix) -> its name; the first match wins.
-MARKS: tuple[tuple[str, str], ...] = (
-    ("clip_txt_mapper.weight", "Stable Cascade, stage C"),
-    ("clip_mapper.weight", "Stable Cascade, stage B"),
-    ("transformer.rotary_pos_emb.inv_freq", "Stable Audio"),
-    ("double_layers.0.attn.w1q.weight", "AuraFlow"),
-    ("mlp_t5.0.weight", "Hunyuan-DiT"),
-    ("txt_in.individual_token_refiner.blocks.0.norm1.weight", "HunyuanVideo or HunyuanImage"),
-    ("distilled_guidance_layer.norms.0.scale", "Chroma"),
-    ("distilled_guidance_layer.0.norms.0.scale", "Chroma"),
-    ("double_stream_modulation_img.lin.weight", "FLUX.2"),
-    ("t5_yproj.weight", "Mochi"),
-    ("adaln_single.emb.timestep_embedder.linear_1.bias", "LTX video or PixArt"),
-    ("genre_embedder.weight", "ACE-Step"),
-    ("t_block.1.weight", "PixArt"),
-    ("blocks.block0.blocks.0.block.attn.to_q.0.weight", "Cosmos 1"),
-    ("cap_embedder.1.weight", "Lumina 2 or Z-Image"),
-    ("head.modulation", "Wan"),
-    ("latent_in.weight", "Hunyuan3D 2"),
-    ("t_embedder.mlp.2.weight", "Hunyuan3D 2.1"),
-    ("caption_projection.0.linear.weight", "HiDream"),
-    ("blocks.0.mlp.layer1.weight", "Cosmos Predict 2"),
-    ("time_caption_embed.timestep_embedder.linear_1.bias", "OmniGen 2"),
-    ("txt_norm.weight", "Qwen-Image"),
-    ("visual_transformer_blocks.0.cross_attention.key_norm.weight", "Kandinsky 5"),
+from comfy.weights.marks import Marks, first_match
+
+HUNYUAN = "txt_in.individual_token_refiner.blocks.0.norm1.weight"
+ADALN = "adaln_single.emb.timestep_embedder.linear_1.bias"
+
+# Keys that every network of a family has (below the prefix) -> its name; the first match wins, so
+# relatives with more keys stand before those with fewer.
+NETWORKS: Marks = (
+    (("clip_txt_mapper.weight",), "Stable Cascade, stage C"),
+    (("clip_mapper.weight",), "Stable Cascade, stage B"),
+    (("transformer.rotary_pos_emb.inv_freq",), "Stable Audio"),
+    (("double_layers.0.attn.w1q.weight",), "AuraFlow"),
+    (("mlp_t5.0.weight",), "Hunyuan-DiT"),
+    ((HUNYUAN, "vision_in.proj.0.weight"), "HunyuanVideo 1.5"),
+    ((HUNYUAN, "byt5_in.fc1.weight"), "HunyuanImage 2.1"),
+    ((HUNYUAN,), "HunyuanVideo"),
+    (("distilled_guidance_layer.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),
+    (("distilled_guidance_layer.0.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),
+    (("distilled_guidance_layer.norms.0.scale",), "Chroma"),
+    (("distilled_guidance_layer.0.norms.0.scale",), "Chroma"),
+    (("double_stream_modulation_img.lin.weight",), "FLUX.2"),
+    (("t5_yproj.weight",), "Mochi"),
+    ((ADALN, "audio_adaln_single.linear.weight"), "LTX-2, video with sound"),
+    ((ADALN, "pos_embed.proj.bias"), "PixArt, in the names of diffusers"),
+    ((ADALN,), "LTX video"),
+    (("genre_embedder.weight",), "ACE-Step"),
+    (("t_block.1.weight", "ar_embedder.mlp.0.weight"), "PixArt alpha"),
+    (("t_block.1.weight",), "PixArt sigma"),
+    (("blocks.block0.blocks.0.block.attn.to_q.0.weight",), "Cosmos 1"),
+    (("cap_embedder.1.weight", "clip_text_pooled_proj.0.weight"), "NewBie"),
+    (("cap_embedder.1.weight", "cap_pad_token"), "Z-Image"),
+    (("cap_embedder.1.weight",), "Lumina 2 or Z-Image"),
+    (
+        ("head.modulation", "casual_audio_encoder.encoder.final_linear.weight"),
+        "Wan 2.2 S2V, video from speech",
+    ),
+    (("head.modulation", "audio_proj.audio_proj_glob_1.layer.bias"), "HuMo, of the Wan family"),
+    (("head.modulation", "face_adapter.fuser_blocks.0.k_norm.weight"), "Wan 2.2 Animate"),
+    (("head.modulation",), "Wan, of a kind with other inputs"),
+    (("latent_in.weight",), "Hunyuan3D 2"),
+    (("t_embedder.mlp.2.weight",), "Hunyuan3D 2.1"),
+    (("caption_projection.0.linear.weight",), "HiDream"),
+    (("blocks.0.mlp.layer1.weight",), "Cosmos Predict 2"),
+    (("time_caption_embed.timestep_embedder.linear_1.bias",), "OmniGen 2"),
+    (("txt_norm.weight",), "Qwen-Image"),
+    (("visual_transformer_blocks.0.cross_attention.key_norm.weight",), "Kandinsky 5"),
 )
 
 
 def name_of(state_dict: Mapping[str, Any], prefix: str) -> str | None:
     """The family of a network that is known by name only; None for any other file."""
-    for key, name in MARKS:
-        if prefix + key in state_dict or key in state_dict:
-            return name
-    return None
+    return first_match(NETWORKS, state_dict, (prefix, ""))

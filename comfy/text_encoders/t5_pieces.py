@@ -80,11 +80,13 @@ def package_folders() -> list[str]:
     return [str(Path(place) / PACKAGE_FOLDER) for place in places]
 
 
-def find_pieces(folders: Iterable[str]) -> str | None:
-    """Path of the first vocabulary file in some folders, then in the package that carries it; None
-    if there is none."""
-    for folder in [*folders, *package_folders()]:
-        for name in FILE_NAMES:
+def find_pieces(
+    folders: Iterable[str], names: Iterable[str] = FILE_NAMES, package: bool = True
+) -> str | None:
+    """Path of the first vocabulary file in some folders, then in the package that carries T5's;
+    None if there is none."""
+    for folder in [*folders, *(package_folders() if package else [])]:
+        for name in names:
             path = Path(folder) / name
             if path.is_file() and (path.suffix != ".json" or _is_unigram(path)):
                 return str(path)

@@ -17,12 +17,14 @@ from comfy.ldm.autoencoder.layers import AutoencoderConfig
 from comfy.ldm.autoencoder.pixels import PixelspaceConversionVAE
 from comfy.ldm.autoencoder.temporal import TemporalAutoencoder
 from comfy.ldm.taesd.model import TAESD
+from comfy.ldm.wan.vae import WanVAE, WanVAEConfig
 from comfy.vae.spec import AutoencoderSpec
 from comfy.weights.header_hints import read_hints
 
 StateDict = Mapping[str, Tensor]
 Metadata = Mapping[str, str] | None
 USUAL_NORM_GROUPS = 32
+HUNYUAN_IMAGE_CHANNELS = 64  # of latents; the keys are alike, the network is another
 TEMPORAL_MARK = "decoder.mid.block_1.mix_factor"
 BASE_RESOLUTION = 1024  # any; only says at which level an attention sits
 
@@ -66,6 +68,8 @@ def detect_kl(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
     if first is None or first.ndim != 4 or "decoder.mid.attn_1.q.weight" not in weights:
         return None
     if TEMPORAL_MARK in weights or "bn.running_mean" in weights:
+        return None
+    if first.shape[1] == HUNYUAN_IMAGE_CHANNELS:
         return None
     config = kl_config(weights, metadata)
     inner = weights.get("post_quant_conv.weight")
@@ -142,6 +146,77 @@ def detect_pixel_space(weights: StateDict, metadata: Metadata) -> AutoencoderSpe
     )
 
 
+def wan_config(weights: StateDict) -> WanVAEConfig:
+    """Sizes of Wan's autoencoder from its weights."""
+    dim, channels = weights["encoder.conv1.weight"].shape[:2]
+    has_shortcuts = "encoder.downsamples.0.downsamples.0.residual.2.weight" in weights
+    if has_shortcuts:
+        levels = _count(weights, "encoder.downsamples.")
+        roots = [f"encoder.downsamples.{n}.downsamples." for n in range(levels)]
+        firsts = [f"{root}0." for root in roots]
+        blocks = _count(weights, roots[-1])
+        ends = [f"{root}{blocks}." for root in roots[:-1]]
+    else:
+        numbers = range(_count(weights, "encoder.downsamples."))
+        layers = [f"encoder.downsamples.{n}." for n in numbers]
+        ends = [layer for layer in layers if f"{layer}resample.1.weight" in weights]
+        blocks = layers.index(ends[0])
+        firsts = layers[:: blocks + 1]
+    widths = [weights[f"{first}residual.2.weight"].shape[0] for first in firsts]
+    patch = 2 if has_shortcuts else 1
+    return WanVAEConfig(
+        dim=dim,
+        decoder_dim=weights["decoder.head.0.gamma"].shape[0],
+        z_dim=weights["conv2.weight"].shape[0],
+        dim_mult=tuple(width // dim for width in widths),
+        num_res_blocks=blocks,
+        temporal=tuple(f"{end}time_conv.weight" in weights for end in ends),
+        image_channels=channels // patch**2,
+        patch=patch,
+        has_shortcuts=has_shortcuts,
+    )
+
+
+def detect_wan(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
+    """The causal video autoencoders of Wan 2.1 (Qwen-Image, too) and 2.2."""
+    del metadata
+    if "decoder.middle.0.residual.0.gamma" not in weights or "conv2.weight" not in weights:
+        return None
+    config = wan_config(weights)
+    space = config.patch * 2 ** (len(config.dim_mult) - 1)
+    time = 2 ** sum(config.temporal)
+    largest = config.decoder_dim * WAN_COPIES
+    return AutoencoderSpec(
+        name="Wan 2.2" if config.has_shortcuts else "Wan 2.1",
+        build=functools.partial(WanVAE, config),
+        memory_encode=functools.partial(wan_memory, width=largest, cell=1, time=1),
+        memory_decode=functools.partial(wan_memory, width=largest, cell=space, time=time),
+        latent_channels=config.z_dim,
+        latent_dim=3,
+        output_channels=config.image_channels,
+        downscale_ratio=(lambda frames: max(0, (frames + time - 1) // time), space, space),
+        upscale_ratio=(lambda frames: max(0, frames * time - (time - 1)), space, space),
+        downscale_index_formula=(time, space, space),
+        upscale_index_formula=(time, space, space),
+        working_dtypes=(torch.bfloat16, torch.float16, torch.float32),
+        pad_channel_value=None if config.has_shortcuts else 1.0,
+    )
+
+
+WAN_FRAMES = 4  # coded at a time
+WAN_COPIES = 8  # of a layer's values at full size that live at once
+
+
+def wan_memory(shape: Sequence[int], dtype: torch.dtype, width: int, cell: int, time: int) -> float:
+    """Bytes for a video ``[B, C, T, H, W]`` of pixels or of cells: a few layers over some frames,
+    and the pixels of all.
+    """
+    pixels = shape[0] * shape[3] * shape[4] * cell**2
+    frames = shape[2] * time
+    layers = min(WAN_FRAMES, frames) * width * dtype.itemsize
+    return float(pixels * (layers + frames * 3 * 2 * dtype.itemsize))
+
+
 def picture_memory(shape: Sequence[int], dtype: torch.dtype) -> float:
     """Bytes of one copy of a batch."""
     return float(math.prod(shape) * dtype.itemsize)
@@ -155,6 +230,7 @@ AUTOENCODERS: dict[str, Detector] = {
     "taesd": detect_taesd,
     "kl": detect_kl,
     "temporal": detect_temporal,
+    "wan": detect_wan,
 }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from comfy import interrupt
 from comfy.devices import memory, placement, precision, residency
 from comfy.patching.patcher import ModelPatcher
+from comfy.vae import unsupported
 from comfy.vae.kinds import custom_spec, detect_autoencoder
 from comfy.vae.spec import AutoencoderSpec
 from comfy.vae.tiled import TiledCoding
@@ -19,6 +20,7 @@ from comfy.weights.contents import contents_in_words
 from comfy.weights.diffusers_vae import convert_vae_state_dict, is_diffusers_vae
 from comfy.weights.fill import IncompleteWeightsError, fill
 from comfy.weights.layout import arrange_convolutions
+from comfy.weights.marks import cannot_run
 
 COLOURS = 3  # channels of a picture without alpha
 
@@ -73,6 +75,9 @@ class VAE(TiledCoding):
             weights = convert_vae_state_dict(weights)
         spec = custom_spec(config) if config is not None else detect_autoencoder(weights, metadata)
         if spec is None:
+            name = unsupported.name_of(weights)
+            if name is not None:
+                raise IncompleteWeightsError(cannot_run(f"the autoencoder of {name}"))
             raise IncompleteWeightsError(
                 f"no autoencoder was recognised: found {contents_in_words(list(weights))}; a "
                 "checkpoint without one needs a VAE file of its own: load it with a Load VAE node"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from comfy import conds
-from comfy.families import detection, flux, sd3, sd15, sd20, sd_pictures, sdxl
+from comfy.families import detection, flux, sd3, sd15, sd20, sd_pictures, sdxl, wan
 from comfy.families.base import BaseModel
 from comfy.families.family import ModelFamily
 from comfy.families.model_type import ModelType
@@ -57,10 +57,23 @@ FLUX = {
     "guidance_embed": True,
 }
 
+WAN = {
+    "model_type": "t2v",
+    "in_dim": 16,
+    "out_dim": 16,
+    "dim": 24,
+    "ffn_dim": 16,
+    "num_heads": 2,
+    "num_layers": 1,
+    "text_dim": 16,
+    "freq_dim": 16,
+}
+WAN_VACE = {**WAN, "model_type": "vace", "vace_layers": 1, "vace_in_dim": 96}
+
 
 def build(family: type[ModelFamily], **config: Any) -> BaseModel:
     """A model of the family with a tiny network without weights."""
-    own_layout = "num_blocks" in config or "context_in_dim" in config
+    own_layout = bool({"num_blocks", "context_in_dim", "text_dim"} & config.keys())
     sizes = config if own_layout else {**TINY, **config}
     return family(sizes).get_model({}, "", device="meta")
 
@@ -93,6 +106,14 @@ CASES = {
     "flux_fill": (flux.FluxInpaint, {**FLUX, "in_channels": 96}),
     "flux_fill_nomask": (flux.FluxInpaint, {**FLUX, "in_channels": 96}),
     "flux_control": (flux.Flux, {**FLUX, "in_channels": 32}),
+    "wan_t2v": (wan.WAN21_T2V, WAN),
+    "wan_i2v_noimage": (wan.WAN21_I2V, {**WAN, "model_type": "i2v", "in_dim": 36}),
+    "wan_i2v": (wan.WAN21_I2V, {**WAN, "model_type": "i2v", "in_dim": 36}),
+    "wan_i2v_mask4": (wan.WAN21_I2V, {**WAN, "model_type": "i2v", "in_dim": 36}),
+    "wan_fun_control": (wan.WAN21_FunControl2V, {**WAN, "model_type": "i2v", "in_dim": 48}),
+    "wan22_5b": (wan.WAN22_T2V, {**WAN, "in_dim": 48, "out_dim": 48}),
+    "wan_vace": (wan.WAN21_Vace, WAN_VACE),
+    "wan_vace_none": (wan.WAN21_Vace, WAN_VACE),
 }
 
 
@@ -112,6 +133,8 @@ def given_of(case: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> di
         else:
             given[name] = value
     given.update(facts["scalar_inputs"], prompt_type=facts["prompt_type"], device="cpu", seed=42)
+    if case == "wan_vace":
+        given["vace_strength"] = [0.7]
     if case == "sv3d_p":  # lists are not in the record; these answer to what came out
         given.update(elevation=[10.0, 20.0, 30.0], azimuth=[0.0, 120.0, 240.0])
     return given

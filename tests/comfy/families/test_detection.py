@@ -11,6 +11,10 @@ import pytest
 import torch
 
 from comfy.families import MODEL_FAMILIES, detection, dit_layout, unsupported
+from comfy.loading import UnknownArchitectureError, contents_in_words, unknown_architecture
+from comfy.vae import unsupported as vae_unsupported
+from comfy.vae.kinds import detect_autoencoder
+from comfy.vae.vae import VAE
 from comfy.weights.fill import IncompleteWeightsError
 from comfy.weights.header_hints import read_hints
 from tests.comfy.families import key_shapes
@@ -66,7 +70,8 @@ def test_families_have_the_recorded_facts(golden_json: Callable[[str], Any]) -> 
         assert sorted(family.required_keys) == sorted(row["required_state_dict_keys"])
 
 
-NOT_IN_THE_RECORD = {"num_blocks", "mlp_ratio"}  # the record's reader leaves them to defaults
+# The reader of the record leaves these to defaults.
+NOT_IN_THE_RECORD = {"num_blocks", "mlp_ratio", "text_dim", "image_dim"}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +87,13 @@ NOT_IN_THE_RECORD = {"num_blocks", "mlp_ratio"}  # the record's reader leaves th
         "SVD img2vid",
         "SD x4 upscaler",
         "SD2.1 unCLIP-L",
+        "Wan2.1 T2V 1.3B",
+        "Wan2.1 I2V 14B",
+        "Wan2.2 I2V 14B (no img_emb)",
+        "Wan2.1 FLF2V 14B",
+        "Wan2.1 Fun Control 1.3B v1.1 (ref_conv)",
+        "Wan2.1 VACE 14B",
+        "Wan2.2 TI2V 5B",
     ],
 )
 def test_full_size_networks_have_the_recorded_configuration(
@@ -177,6 +189,56 @@ def test_a_family_without_a_network_here_is_told_by_name(
         if unsupported.name_of(state_dict, PREFIX) is None:
             nameless.append(name)
     assert not nameless
+
+
+NAMES = {
+    "HunyuanVideo T2V": "HunyuanVideo",
+    "HunyuanVideo 1.5": "HunyuanVideo 1.5",
+    "HunyuanImage 2.1": "HunyuanImage 2.1",
+    "Chroma Radiance": "Chroma Radiance",
+    "LTXV 13B": "LTX video",
+    "LTXAV (LTX-2)": "LTX-2, video with sound",
+    "NewBie": "NewBie",
+    "Wan2.2 S2V 14B": "Wan 2.2 S2V, video from speech",
+    "HuMo 17B": "HuMo, of the Wan family",
+    "Wan2.2 Animate 14B": "Wan 2.2 Animate",
+    "PixArt alpha 1024": "PixArt alpha",
+    "PixArt sigma 1024": "PixArt sigma",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_relatives_without_a_network_here_are_told_apart(name: str, golden_folder: Path) -> None:
+    state_dict = key_shapes.network(golden_folder, name)
+    assert unsupported.name_of(state_dict, "") == NAMES[name]
+    with pytest.raises(UnknownArchitectureError, match=f"recognised as {NAMES[name]}, which"):
+        raise unknown_architecture("file", contents_in_words(state_dict))
+
+
+def test_no_recorded_autoencoder_is_taken_for_another(
+    golden_folder: Path, golden_json: Callable[[str], Any]
+) -> None:
+    """Each is built with the recorded facts, or refused with a name of its own."""
+    refused = {}
+    facts = golden_json("vae_detection.json")
+    recorded = key_shapes.recorded(golden_folder)["vaes"]
+    for name, fact in facts.items():
+        weights = key_shapes.expand(recorded[name]) if name in recorded else {}
+        for key, shape in fact["identified_by"].items():
+            weights.setdefault(key, torch.empty(shape, device="meta"))
+        spec = detect_autoencoder(weights)
+        if spec is not None:
+            assert spec.latent_channels == fact["latent_channels"], name
+            assert spec.latent_dim == fact["latent_dim"], name
+            assert spec.output_channels == fact["output_channels"], name
+            continue
+        told = vae_unsupported.name_of(weights)
+        assert told is not None, name
+        refused[name] = told
+        with pytest.raises(IncompleteWeightsError, match=f"the autoencoder of {told}, which"):
+            VAE(sd=weights)
+    assert "SD/SDXL KL f8 (4ch)" not in refused
+    assert refused["HunyuanImage 2.1 f32 64ch"] == "HunyuanImage 2.1"
 
 
 def test_the_size_of_a_head_decides_the_position_axes() -> None:

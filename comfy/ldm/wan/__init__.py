@@ -1,0 +1,1 @@
+"""Networks of Wan: video transformers and their causal autoencoders."""

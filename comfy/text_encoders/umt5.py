@@ -1,0 +1,141 @@
+"""UMT5-XXL as the text encoder of Wan: its tokenizer and its encoder.
+
+The vocabulary is usually part of the encoder's file (a tensor `spiece_model`).
+Source: Chung et al. 2023, https://arxiv.org/abs/2304.09151.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from comfy.ldm.t5.model import T5
+from comfy.text_encoders.encoder import SD1ClipModel, SDClipModel
+from comfy.text_encoders.t5_pieces import EMBEDDED, END, PAD, T5Pieces, pieces_source
+from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
+
+NAME = "umt5xxl"
+MIN_LENGTH = 512  # tokens Wan was trained with
+UMT5_CONFIG: dict[str, Any] = {
+    "d_model": 4096,
+    "d_kv": 64,
+    "d_ff": 10240,
+    "num_heads": 64,
+    "num_layers": 24,
+    "vocab_size": 256384,
+    "model_type": "umt5",
+}
+FILE_NAMES = ("umt5_tokenizer.json", "umt5_spiece.model")
+WANTED = (
+    "take a file of UMT5-XXL that holds them (a tensor spiece_model), or put tokenizer.json or "
+    "spiece.model of google/umt5-xxl beside it or in models/text_encoders, as "
+    "umt5_tokenizer.json or umt5_spiece.model"
+)
+
+
+class UMT5Pieces(T5Pieces):
+    """Called with text, it gives ids and the end token."""
+
+    @classmethod
+    def from_pretrained(cls, source: str | bytes | None = None) -> T5Pieces:
+        """As T5's.
+
+        Raises:
+            FileNotFoundError: There is no vocabulary; the text says what is needed.
+        """
+        if source is None:
+            raise FileNotFoundError(f"the word pieces of UMT5 were not found; {WANTED}")
+        return super().from_pretrained(source)
+
+
+class UMT5XXLModel(SDClipModel):
+    """UMT5 XXL: padding is hidden from the text and zero afterwards."""
+
+    def __init__(
+        self,
+        device: Any = "cpu",
+        layer: str = "last",
+        layer_idx: int | None = None,
+        dtype: Any = None,
+        model_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            device=device,
+            layer=layer,
+            layer_idx=layer_idx,
+            textmodel_json_config=UMT5_CONFIG,
+            dtype=dtype,
+            special_tokens={"end": END, "pad": PAD},
+            model_class=T5,
+            enable_attention_masks=True,
+            zero_out_masked=True,
+            model_options={**(model_options or {}), "model_name": NAME},
+        )
+
+
+class UMT5XXLTokenizer(SDTokenizer):
+    """UMT5's tokens, in one chunk of any length and at least 512."""
+
+    def __init__(
+        self,
+        embedding_directory: Any = None,
+        tokenizer_data: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.source = pieces_source(tokenizer_data)
+        super().__init__(
+            self.source,  # type: ignore[arg-type] # may be its bytes
+            max_length=UNLIMITED,
+            pad_with_end=False,
+            embedding_directory=embedding_directory,
+            embedding_size=4096,
+            embedding_key=NAME,
+            tokenizer_class=UMT5Pieces,
+            has_start_token=False,
+            pad_to_max_length=False,
+            min_length=MIN_LENGTH,
+            pad_token=PAD,
+            tokenizer_data=tokenizer_data,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The vocabulary, where it came from the encoder's file, so that saving keeps it."""
+        if not isinstance(self.source, bytes):
+            return {}
+        return {EMBEDDED: torch.tensor(list(self.source), dtype=torch.uint8)}
+
+
+class WanT5Tokenizer(SD1Tokenizer):
+    """The tokens under the encoder's name."""
+
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(embedding_directory, tokenizer_data, NAME, UMT5XXLTokenizer, name=NAME)
+
+
+class WanTEModel(SD1ClipModel):
+    """The encoder under its name."""
+
+    def __init__(
+        self,
+        device: Any = "cpu",
+        dtype: Any = None,
+        model_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            device, dtype, model_options, clip_name=NAME, clip_model=UMT5XXLModel, name=NAME
+        )
+
+
+def wan_clip(dtype_t5: torch.dtype | None = None) -> Callable[..., nn.Module]:
+    """Maker of the encoder whose weights are kept in a given type (None: as asked for)."""
+
+    def build(
+        device: Any = "cpu", dtype: Any = None, model_options: Mapping[str, Any] | None = None
+    ) -> WanTEModel:
+        return WanTEModel(device, dtype_t5 or dtype, model_options)
+
+    return build

@@ -1,0 +1,38 @@
+"""Autoencoders that are recognised but cannot be loaded: their networks are not built in.
+
+They are named so that a person is told what the file is, instead of that it is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from comfy.weights.marks import Marks, first_match
+
+# Keys that every autoencoder of a kind has -> its name; the first match wins.
+AUTOENCODERS: Marks = (
+    (("bn.running_mean",), "FLUX.2"),
+    (("vquantizer.codebook.weight",), "Stable Cascade, stage A"),
+    (("backbone.1.0.block.0.1.num_batches_tracked",), "Stable Cascade, encoder of stage C"),
+    (("encoder.backbone.1.0.block.0.1.num_batches_tracked",), "Stable Cascade, stage C"),
+    (("blocks.11.num_batches_tracked",), "Stable Cascade, previewer"),
+    (("decoder.layers.1.layers.0.beta",), "Stable Audio"),
+    (("blocks.2.blocks.3.stack.5.weight",), "Mochi, decoder alone"),
+    (("layers.4.layers.1.attn_block.attn.qkv.weight",), "Mochi, encoder alone"),
+    (("decoder.blocks.2.blocks.3.stack.5.weight",), "Mochi"),
+    (("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight",), "LTX video"),
+    (("decoder.conv_in.conv.weight", "post_quant_conv.weight"), "HunyuanVideo"),
+    (("decoder.conv_in.conv.weight",), "HunyuanVideo 1.5"),
+    (("decoder.unpatcher3d.wavelets",), "Cosmos 1"),
+    (("geo_decoder.cross_attn_decoder.ln_1.bias",), "Hunyuan3D 2"),
+    (("vocoder.backbone.channel_layers.0.0.bias",), "ACE-Step"),
+    (("vocoder.activation_post.downsample.lowpass.filter",), "MMAudio"),
+    (("decoder.22.bias",), "TAEHV, small autoencoder of videos"),
+    (("decoder.conv_in.weight", "decoder.mid.attn_1.q.weight"), "HunyuanImage 2.1"),
+)
+
+
+def name_of(state_dict: Mapping[str, Any]) -> str | None:
+    """The kind of an autoencoder that is known by name only; None for any other file."""
+    return first_match(AUTOENCODERS, state_dict)
