@@ -12,6 +12,9 @@ from torch.nn import functional as F
 
 from comfy.devices import memory
 
+COPIES = {"lanczos": 2, "bislerp": 8}
+"""Times the result's size that making it takes, where that is more than the result."""
+
 PARALLEL = 1e-5  # vectors whose cosine is within this of 1 or -1 have no plane to rotate in
 
 
@@ -36,7 +39,8 @@ def common_upscale(
             "size or give a larger picture"
         )
     shape = (*samples.shape[:-2], height, width)
-    memory.require_room(shape, "the resized picture or latent", samples.device, samples.dtype)
+    name = "the resized picture or latent"
+    memory.require_room(shape, name, samples.device, samples.dtype, COPIES.get(upscale_method, 1))
     between = samples.shape[2:-2]
     if between:
         batch, channels = samples.shape[:2]
@@ -69,16 +73,16 @@ def _center_crop(samples: Tensor, width: int, height: int) -> Tensor:
 
 def lanczos(samples: Tensor, width: int, height: int) -> Tensor:
     """Resize pictures in 0..1 with PIL's Lanczos filter, at 8 bits per channel."""
-    resized = []
-    for picture in samples:
+    resized = torch.empty(*samples.shape[:2], height, width)
+    for place, picture in zip(resized, samples):
         pixels = np.clip(255.0 * picture.movedim(0, -1).float().cpu().numpy(), 0, 255)
         pixels = pixels.astype(np.uint8)
         if pixels.shape[-1] == 1:
             pixels = pixels[..., 0]
         image = Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS)
-        values = torch.from_numpy(np.array(image).astype(np.float32) / 255.0)
-        resized.append(values[None] if values.ndim == 2 else values.movedim(-1, 0))
-    return torch.stack(resized).to(samples.device, samples.dtype)
+        values = torch.from_numpy(np.array(image))
+        place.copy_(values[None] if values.ndim == 2 else values.movedim(-1, 0))
+    return resized.div_(255.0).to(samples.device, samples.dtype)
 
 
 def bislerp(samples: Tensor, width: int, height: int) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from comfy.devices import accelerators
+from comfy.devices.heap import HEAP
 from comfy.devices.runtime import get_runtime, primary_device
 
 MIB = 1024 * 1024
@@ -50,6 +51,9 @@ class NotEnoughMemory(OOM_EXCEPTION):
 
 NOTICEABLE_BYTES = 256 * MIB
 """Tensors up to this size are taken without asking whether there is room."""
+
+SCARCE_BYTES = 2 * GIB
+"""Main memory below which what the heap keeps is given back before it is counted as taken."""
 
 FULL = (
     "out of memory",
@@ -158,7 +162,10 @@ def get_free_memory(
     """
     device = _device(dev)
     if device.type in UNIFIED_KINDS:
-        free = cached = _available_ram()
+        free = _available_ram()
+        if free < SCARCE_BYTES and HEAP.give_back():
+            free = _available_ram()
+        cached = free
     else:
         held, used = _allocator_stats(
             device, "reserved_bytes.all.current", "active_bytes.all.current"
@@ -173,6 +180,7 @@ def require_room(
     name: str,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    times: int = 1,
 ) -> None:
     """Refuse a tensor for which there is no room, before it is made.
 
@@ -180,20 +188,24 @@ def require_room(
 
     Args:
         name: What it is, for the error.
+        times: How often its size is taken while it is made.
     Raises:
         NotEnoughMemory: It is larger than what is free.
     """
-    wanted = math.prod(shape) * dtype.itemsize
+    wanted = math.prod(shape) * dtype.itemsize * times
     if wanted <= NOTICEABLE_BYTES:
         return
     place = _device(device)
     free = get_free_memory(place)
+    if wanted > free and HEAP.give_back():
+        free = get_free_memory(place)
     if place.type in UNIFIED_KINDS:
         free += psutil.swap_memory().free
     if wanted > free:
         raise NotEnoughMemory(
-            f"{name} of shape {tuple(shape)} would take {in_gib(wanted)}, and {in_gib(free)} are "
-            f"free on {place}; lower its width, height, length or count"
+            f"{name} of shape {tuple(shape)} would take {in_gib(wanted)}"
+            f"{' while it is made' if times > 1 else ''}, and {in_gib(free)} are free on {place}; "
+            "lower its width, height, length or count"
         )
 
 
@@ -307,6 +319,7 @@ def soft_empty_cache(force: bool = False) -> None:  # noqa: ARG001 - public sign
     """Give unused memory of torch's allocator back to the device."""
     device = primary_device()
     if device.type == "cpu":
+        HEAP.give_back()
         return
     torch.accelerator.synchronize(device)
     module = accelerators.device_module(device)
