@@ -77,7 +77,7 @@ def describe_failure(
     """
     error = _as_raised(error)
     frames = _node_frames(error)
-    message = _text_of(error)
+    message = _about_nothing(error, inputs) or _about_empty(error, inputs) or _text_of(error)
     if isinstance(error, SystemExit):
         message = f"the node tried to end the server (SystemExit: {message})"
     release_frames(error)
@@ -109,6 +109,37 @@ def _system_advice(error: BaseException) -> str:
     if not isinstance(error, OSError) or type(error).__module__ != "builtins":
         return ""
     return SYSTEM_ADVICE.get(error.errno or 0, "")
+
+
+def _about_nothing(error: BaseException, inputs: InputLists) -> str | None:
+    """Words for a node that was given None through a link and could not work with it."""
+    if not isinstance(error, (AttributeError, TypeError)) or "NoneType" not in _text_of(error):
+        return None
+    empty = [name for name, values in inputs.items() if any(value is None for value in values)]
+    if not empty:
+        return None
+    return (
+        f"{', '.join(empty)}: expected a value, found none: the node it is linked to gave nothing "
+        "there, as a checkpoint does for a part that its file lacks; connect another one "
+        f"({_text_of(error)})"
+    )
+
+
+def _about_empty(error: BaseException, inputs: InputLists) -> str | None:
+    """Words for a node whose code failed over a picture, mask or latent without any cells."""
+    if not isinstance(error, (RuntimeError, IndexError, ZeroDivisionError)):
+        return None
+    for name, values in inputs.items():
+        for value in values:
+            tensor = value.get("samples") if isinstance(value, dict) else value
+            shape = getattr(tensor, "shape", None)
+            if isinstance(shape, tuple) and 0 in shape:
+                return (
+                    f"{name}: expected something with content, found a tensor of shape "
+                    f"{tuple(shape)}; a node before this one cut off all there was "
+                    f"({_text_of(error)})"
+                )
+    return None
 
 
 def _as_raised(error: BaseException) -> BaseException:

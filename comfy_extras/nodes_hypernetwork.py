@@ -6,17 +6,21 @@ built.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 import folder_paths
+from comfy import progress
 from comfy.weights.contents import contents_in_words
 from comfy.weights.errors import WeightFileError
 from comfy.weights.state_dict import load_torch_file
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
+
+logger = logging.getLogger(__name__)
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "linear": nn.Identity,
@@ -116,6 +120,15 @@ def load_hypernetwork_patch(path: str, strength: float) -> Hypernetwork:
     return Hypernetwork(stacks, strength)
 
 
+def attention_widths(network: nn.Module) -> set[int]:
+    """What the attentions of a UNet take: widths of pictures and texts; none in other networks."""
+    return {
+        layer.in_features
+        for name, layer in network.named_modules()
+        if name.endswith(".to_k") and isinstance(layer, nn.Linear)
+    }
+
+
 class HypernetworkLoader(io.ComfyNode):
     """Adds a hypernetwork to a model."""
 
@@ -138,6 +151,13 @@ class HypernetworkLoader(io.ComfyNode):
     def execute(cls, model: Any, hypernetwork_name: str, strength: float) -> io.NodeOutput:
         path = folder_paths.get_full_path_or_raise("hypernetworks", hypernetwork_name)
         patch = load_hypernetwork_patch(path, strength)
+        if not patch.stacks.keys() & attention_widths(model.model.diffusion_model):
+            progress.warn(
+                logger,
+                "%s has no effect on this model: it changes attentions of width %s",
+                hypernetwork_name,
+                ", ".join(map(str, sorted(patch.stacks))),
+            )
         view = model.clone()
         view.set_model_attn1_patch(patch)
         view.set_model_attn2_patch(patch)

@@ -276,7 +276,8 @@ class GrowMask(io.ComfyNode):
         grown = mask.reshape(-1, 1, *mask.shape[-2:]).float()
         sign = -1.0 if expand < 0 else 1.0  # shrinking is growing what is not selected
         grown = grown * sign
-        for _ in range(abs(expand)):
+        farthest = mask.shape[-2] + mask.shape[-1]  # steps after which nothing changes any more
+        for _ in range(min(abs(expand), farthest)):
             grown = _spread(grown, tapered_corners)
         return io.NodeOutput((grown * sign).squeeze(1))
 

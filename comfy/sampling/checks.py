@@ -62,6 +62,40 @@ def check_widths(
                 _check_width(entry["model_conds"].get(key), wanted, f"{name} conditioning", key)
 
 
+def warn_of_unread_patches(model: Any, model_options: Mapping[str, Any]) -> None:
+    """Say which patches of a run have no effect, because the network has no place for them.
+
+    Nothing is said of networks that do not tell what they read, nor where a custom node's code
+    stands between the run and the network.
+
+    Args:
+        model: A base model; `reads_patches` of its network holds the names in
+            `transformer_options["patches"]` and `["patches_replace"]` that it looks at.
+        model_options: Options of the run.
+    """
+    options = model_options.get("transformer_options", {})
+    network = getattr(model, "diffusion_model", None)
+    read: frozenset[str] | None = getattr(network, "reads_patches", None)
+    if read is None or any(options.get("wrappers", {}).get("diffusion_model", {}).values()):
+        return
+    given = [
+        name
+        for table in ("patches", "patches_replace")
+        for name, entries in (options.get(table) or {}).items()
+        if entries
+    ]
+    unread = sorted({*given} - read)
+    if unread:
+        progress.warn(
+            logger,
+            "a node before the sampler has no effect on this kind of model: %s does not read the "
+            "patches %s; it reads %s",
+            type(network).__name__,
+            ", ".join(unread),
+            ", ".join(sorted(read)) or "none",
+        )
+
+
 def _check_width(made: Any, wanted: int, whose: str, key: str) -> None:
     value = getattr(made, "cond", None)
     if torch.is_tensor(value) and value.shape[-1] != wanted:

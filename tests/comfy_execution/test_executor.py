@@ -546,6 +546,44 @@ def test_a_refusal_of_the_system_says_how_to_mend_it(number: int, advice: str) -
     assert bool(mend) == bool(advice)
 
 
+def test_a_node_that_was_given_nothing_names_the_input() -> None:
+    def give(self: Any) -> tuple[Any]:
+        return (None,)
+
+    def use(self: Any, clip: Any) -> tuple[Any]:
+        return (clip.encode(),)
+
+    typed = {"required": {"clip": ("CLIP",)}}
+    bench = Bench(
+        classes={
+            "Gives": node("Gives", run=give, RETURN_TYPES=("CLIP",)),
+            "Uses": node("Uses", run=use, inputs=typed),
+        }
+    )
+    bench.run(
+        {"1": make("Gives"), "2": make("Uses", clip=["1", 0]), "3": make("Show", value=["2", 0])}
+    )
+    assert bench.error["exception_message"].startswith("clip: expected a value, found none")
+    assert "no attribute 'encode'" in bench.error["exception_message"]
+
+
+@pytest.mark.parametrize("wrap", [lambda tensor: tensor, lambda tensor: {"samples": tensor}])
+def test_a_node_that_was_given_an_empty_tensor_names_the_input(wrap: Any) -> None:
+    class Tensor:
+        shape = (1, 0, 64, 3)
+
+    def use(self: Any, image: Any) -> tuple[Any]:
+        raise RuntimeError("sizes should be greater than 0")
+
+    typed = {"required": {"image": ("IMAGE",)}}
+    gives = node("Gives", run=lambda self: (wrap(Tensor()),), RETURN_TYPES=("IMAGE",))
+    bench = Bench(classes={"Gives": gives, "Uses": node("Uses", run=use, inputs=typed)})
+    uses, shows = make("Uses", image=["1", 0]), make("Show", value=["2", 0])
+    bench.run({"1": make("Gives"), "2": uses, "3": shows})
+    assert bench.error["exception_message"].startswith("image: expected something with content")
+    assert "(1, 0, 64, 3)" in bench.error["exception_message"]
+
+
 def test_a_memory_hook_that_fails_does_not_hide_the_failure() -> None:
     def fail(_: BaseException) -> str:
         raise ValueError("no advice")

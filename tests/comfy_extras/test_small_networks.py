@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import folder_paths
+from comfy.patching.patcher import ModelPatcher
 from comfy.weights.errors import WeightFileError
 from comfy_extras import (
     nodes_hypernetwork,
@@ -82,6 +84,26 @@ def test_files_that_are_no_hypernetwork_are_refused(
     torch.save(content, tmp_path / "h.pt")
     with pytest.raises(WeightFileError, match=words):
         nodes_hypernetwork.load_hypernetwork_patch(str(tmp_path / "h.pt"), 1.0)
+
+
+def patcher_of_attention(width: int) -> ModelPatcher:
+    model = nn.Module()
+    model.diffusion_model = nn.ModuleDict({"attn": nn.ModuleDict({"to_k": nn.Linear(width, 4)})})
+    cpu = torch.device("cpu")
+    return ModelPatcher(model, load_device=cpu, offload_device=cpu)
+
+
+def test_a_hypernetwork_for_other_widths_is_said_to_have_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = hypernetwork_file(tmp_path / "h.pt")
+    monkeypatch.setattr(folder_paths, "get_full_path_or_raise", lambda folder, name: path)
+    model = patcher_of_attention(8)
+    nodes_hypernetwork.HypernetworkLoader.execute(model, "h.pt", 1.0)
+    assert not caplog.text
+    other = patcher_of_attention(6)
+    nodes_hypernetwork.HypernetworkLoader.execute(other, "h.pt", 1.0)
+    assert "h.pt has no effect on this model: it changes attentions of width 8" in caplog.text
 
 
 # -- PhotoMaker ----------------------------------------------------------------------------------

@@ -88,6 +88,8 @@ class FluxParams:
 class Flux(nn.Module):
     """Predicts the flow of a noisy latent, from a time 0..1, text tokens and pooled text."""
 
+    reads_patches = frozenset({"post_input", "dit"})  # those of custom nodes that are looked at
+
     def __init__(
         self,
         image_model: str | None = None,

@@ -27,9 +27,20 @@ Options = dict[str, Any]
 INPUT_AXES = 4  # [B, C, H, W]; frames of a video are items of the batch
 
 
+READS_PATCHES = frozenset(
+    {"attn1", "attn2", "emb_patch", "forward_timestep_embed_patch", "middle_patch"}
+    | {"attn1_patch", "attn1_output_patch", "attn2_patch", "attn2_output_patch"}
+    | {"input_block_patch", "input_block_patch_after_skip", "output_block_patch"}
+    | {"middle_block_after_patch"}
+)
+"""Names of the patches of custom nodes that this network and its blocks look at."""
+
+
 class UNetModel(nn.Module):
     """Predicts noise (or whatever it was trained for) from a noisy latent, a timestep and a
     context."""
+
+    reads_patches = READS_PATCHES
 
     def __init__(
         self,

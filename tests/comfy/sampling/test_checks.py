@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,10 @@ import torch
 from torch import Tensor
 
 from comfy.interrupt import InterruptProcessingException, interrupt_current_processing
-from comfy.sampling import noise, run, samplers, solvers
+from comfy.ldm.flux.model import Flux
+from comfy.ldm.mmdit.model import MMDiT
+from comfy.ldm.unet.model import UNetModel
+from comfy.sampling import checks, noise, run, samplers, solvers
 from tests.comfy.sampling.support import (
     NEGATIVE,
     POSITIVE,
@@ -111,3 +116,41 @@ def test_cancelling_stops_before_the_next_model_call(name: str) -> None:
         interrupt_current_processing(False)
     assert len(model.model.calls) <= 4
     assert model.model.current_patcher is None
+
+
+@pytest.mark.parametrize(
+    ("read", "table", "named"),
+    [
+        (frozenset({"dit"}), {"patches": {"attn1_patch": [print]}}, "attn1_patch"),
+        (frozenset({"dit"}), {"patches_replace": {"attn2": {(1, 0): print}}}, "attn2"),
+        (frozenset({"attn2"}), {"patches_replace": {"attn2": {(1, 0): print}}}, None),
+        (frozenset({"dit"}), {"patches": {"attn1_patch": []}}, None),
+        (None, {"patches": {"attn1_patch": [print]}}, None),
+    ],
+)
+def test_a_patch_that_the_network_does_not_read_is_said_to_have_no_effect(
+    read: frozenset[str] | None,
+    table: dict[str, Any],
+    named: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    network = torch.nn.Identity()
+    if read is not None:
+        network.reads_patches = read  # type: ignore[assignment]
+    model = torch.nn.Module()
+    model.diffusion_model = network
+    checks.warn_of_unread_patches(model, {"transformer_options": table})
+    assert ("no effect" in caplog.text) is (named is not None)
+    assert named is None or named in caplog.text
+
+
+@pytest.mark.parametrize("network", [UNetModel, Flux, MMDiT])
+def test_networks_read_what_they_say(network: type[torch.nn.Module]) -> None:
+    """No name is declared that no block looks at."""
+    sources = "".join(
+        path.read_text(encoding="utf-8")
+        for path in Path(sys.modules[network.__module__].__file__ or "").parent.glob("*.py")
+    )
+    for name in network.reads_patches:  # type: ignore[union-attr]
+        stem = name.removesuffix("_patch").removesuffix("_output")
+        assert f'"{name}"' in sources or f'"{stem}"' in sources
