@@ -210,6 +210,7 @@ class Program:
         import latent_preview
         import nodes
         from comfy.devices import residency
+        from comfy.devices.heap import HEAP
         from comfy.interrupt import INTERRUPT
         from comfy.progress import set_note_hook, set_progress_bar_global_hook
         from comfy_api.internal.policy import SavePolicy, install_save_policy
@@ -278,7 +279,10 @@ class Program:
                 last_owner[:] = [extra_data.get("user_id")]
 
         hooks = WorkerHooks(
-            prepare, unload_models=residency.unload_all_models, idle=residency.unload_idle
+            prepare,
+            unload_models=residency.unload_all_models,
+            collect=HEAP.give_back,
+            idle=residency.unload_idle,
         )
         return Worker(self.queue, executor, hooks)
 
@@ -310,7 +314,7 @@ def main(argv: Sequence[str]) -> int:
         start_up.configure_folders(args)
     for flag in cli_args.ineffective(cli_args.build_parser(), argv):
         logger.warning("%s is accepted but has no effect here", flag)
-    start_up.prepare_interpreter()
+    start_up.prepare_interpreter(keep_pages=not args.disable_cpu_tuning)
     asyncio.run(Program(args, argv, logs).serve())
     return 0
 

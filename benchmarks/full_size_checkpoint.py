@@ -31,6 +31,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from comfy.devices.heap import HEAP
+
 GIB = 1024**3
 UNET: dict[str, Any] = {
     "in_channels": 4,
@@ -146,6 +148,7 @@ def phases(path: Path, size: int, steps: int) -> Iterator[tuple[str, float]]:
 
 def measure(path: Path, size: int, steps: int) -> None:
     """Body of the fresh process: prints one JSON line per phase."""
+    HEAP.keep_pages()  # as the server does
     base = memory()
     for name, seconds in phases(path, size, steps):
         print(json.dumps({"phase": name, "seconds": seconds, **memory()}), flush=True)

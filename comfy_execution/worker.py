@@ -31,7 +31,7 @@ class WorkerHooks:
 
     before_prompt: Callable[[Mapping[str, Any]], None] = lambda _: None
     unload_models: Callable[[], None] = lambda: None
-    collect: Callable[[], None] = lambda: None
+    collect: Callable[[], object] = lambda: None
     idle: Callable[[], object] = lambda: None
 
 
@@ -76,6 +76,7 @@ class Worker:
             if found is not None and self._stopping.is_set():
                 self.queue.leave_to_next_process(found[1])
             elif found is not None:
+                self._obey_flags()  # what was asked for before this prompt comes before it
                 self._run_prompt(*found)
                 has_garbage = True
             else:

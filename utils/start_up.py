@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import folder_paths
+from comfy.devices.heap import HEAP
 
 if TYPE_CHECKING:
     from comfy_server import LogCapture
@@ -146,12 +147,17 @@ def choose_devices(args: argparse.Namespace) -> None:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
 
 
-def prepare_interpreter() -> None:
+def prepare_interpreter(keep_pages: bool) -> None:
     """Sets it up for a process whose event loop shares it with busy threads.
 
     A thread that computes in Python gives it up after 1 ms instead of 5. Nothing is collected
     until `keep_for_good`: what is imported stays, and looking it through is a tenth of the start.
+
+    Args:
+        keep_pages: Freed memory stays in the process while prompts run.
     """
+    if keep_pages:
+        HEAP.keep_pages()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.disable()
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from comfy.devices import accelerators, memory
+from comfy.devices.heap import HEAP
 from comfy.devices.loaded_model import LoadedModel, describe
 from comfy.devices.policies import VRAMState
 from comfy.devices.prompt_models import PROMPT_MODELS
@@ -218,6 +219,7 @@ def load_models_gpu(
         OutOfMemoryReport: Not even the lowest residency fits.
     """
     cleanup_models_gc()
+    HEAP.tidy()
     entries = [_entry_for(model) for model in _expand(models)]
     for entry in list(current_loaded_models):
         entry.currently_used = any(entry is wanted for wanted in entries)

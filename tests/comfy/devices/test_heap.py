@@ -1,0 +1,78 @@
+"""What the process's heap keeps, in processes of their own: the setting is for good."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from comfy.devices.heap import _glibc
+
+PROGRAM = """
+import ctypes, json, resource, sys
+from pathlib import Path
+from comfy.devices.heap import HEAP
+
+library = ctypes.CDLL(None)
+malloc, free = library.malloc, library.free
+malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+free.argtypes = [ctypes.c_void_p]
+PAGE, SIZE = 4096, 64 * 2**20
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def fill():
+    block = malloc(SIZE)
+    ctypes.memset(block, 1, SIZE)
+    return block
+
+if sys.argv[1] == "keep":
+    HEAP.keep_pages()
+blocks = [fill() for _ in range(3)]
+wall = malloc(1000)  # the heap cannot shrink below it
+full = resident()
+for block in blocks:
+    free(block)
+freed, before = resident(), faults()
+free(fill())
+again = faults() - before
+HEAP.tidy()
+json.dump({
+    "kept": (freed - (full - 3 * SIZE)) / SIZE, "faults": again * PAGE / SIZE,
+    "after": (resident() - (full - 3 * SIZE)) / SIZE, "keeps": HEAP.keeps_pages,
+    "given": HEAP.give_back(),
+}, sys.stdout)
+"""
+
+needs_glibc = pytest.mark.skipif(_glibc() is None, reason="another C library")
+
+
+def run(mode: str) -> dict[str, float]:
+    command = [sys.executable, "-c", PROGRAM, mode]
+    seen: dict[str, float] = json.loads(
+        subprocess.run(command, capture_output=True, check=True).stdout
+    )
+    return seen
+
+
+@needs_glibc
+def test_freed_blocks_stay_for_the_next_operation_until_they_are_given_back() -> None:
+    seen = run("keep")
+    assert seen["keeps"] is True
+    assert seen["kept"] == pytest.approx(3, abs=0.1)
+    assert seen["faults"] < 0.1, "a block was mapped anew"
+    assert seen["after"] == pytest.approx(0, abs=0.1)
+
+
+@needs_glibc
+def test_without_the_setting_nothing_is_kept_and_there_is_nothing_to_give_back() -> None:
+    seen = run("leave")
+    assert seen["keeps"] is False
+    assert seen["given"] is False
+    assert seen["kept"] == pytest.approx(0, abs=0.1)
