@@ -111,6 +111,16 @@ def test_flags_unload_and_forget(house: Any) -> None:
     assert messages[1][1]["nodes"] == []
 
 
+def test_what_is_freed_before_a_prompt_comes_is_freed_before_it_runs(house: Any) -> None:
+    home = house()
+    home.post("a", PROMPT)
+    home.wait("a")
+    for name in "bcdefghijk":  # the worker wakes for whichever it sees first
+        home.queue.set_flag("free_memory", True)
+        home.post(name, PROMPT)
+        assert home.wait(name)["status"]["messages"][1][1]["nodes"] == []
+
+
 def test_a_worker_that_stops_leaves_its_prompt_to_the_next_process(tmp_path: Path) -> None:
     running = threading.Event()
 
