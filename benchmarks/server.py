@@ -67,7 +67,7 @@ async def _serve(folder: str) -> None:
     from comfy_server import PromptServer, ServerOptions, Services, running
     from utils.start_up import keep_for_good, prepare_interpreter
 
-    prepare_interpreter()
+    prepare_interpreter(keep_pages=False)
     folder_paths.set_base_directory(folder)
     classes = {f"Node{number}": _make_class(number) for number in range(NODES)}
     registry = NodeRegistry(classes)
@@ -332,6 +332,9 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--serve"]:
         asyncio.run(_serve(arguments[1]))
         return
+    unknown = [name for name in arguments if name not in MEASUREMENTS]
+    if unknown:
+        sys.exit(f"usage: server.py [{'] ['.join(MEASUREMENTS)}]   (none named: all of them)")
     for name in arguments or list(MEASUREMENTS):
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, __file__, "--serve", folder]

@@ -26,6 +26,15 @@ class NestedTensor:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = list(tensors)
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"'NestedTensor' object has no attribute {name!r}: expected the latent of one kind, "
+            "found those of several together (video and sound); take them apart first "
+            "(LTXVSeparateAVLatent)",
+            name=name,
+            obj=self,
+        )
+
     def _each(self, change: Callable[..., Any], other: Any = None) -> NestedTensor:
         if isinstance(other, NestedTensor):
             if len(other.tensors) != len(self.tensors):
