@@ -25,7 +25,14 @@ def sharpening_kernel(radius: int, sigma: float, alpha: float) -> Tensor:
 
 
 def filter_channels(tensor: Tensor, kernel: Tensor) -> Tensor:
-    """Each channel filtered by one kernel; beyond the edges the tensor is mirrored."""
+    """Each channel filtered by one kernel; beyond the edges the tensor is mirrored.
+
+    Args:
+        tensor: [B, C, H, W], or a video's [B, C, T, H, W], filtered frame by frame.
+    """
+    if tensor.ndim == 5:
+        frames = [filter_channels(frame, kernel) for frame in tensor.unbind(2)]
+        return torch.stack(frames, dim=2)
     radius = kernel.shape[-1] // 2
     channels = tensor.shape[1]
     mode = "reflect" if radius < min(tensor.shape[-2:]) else "replicate"

@@ -70,7 +70,7 @@ def check_alike(wanted: Sequence[int], samples: Tensor, id: str) -> None:
         id: Name of the input that it came through.
 
     Raises:
-        ValueError: Channels or axes differ, or the lengths of sounds.
+        ValueError: Channels or axes differ, or the lengths of sounds or videos.
     """
     channels = samples.shape[1] == wanted[1] or 1 in (samples.shape[1], wanted[1])
     resizable = samples.ndim >= 4 or tuple(samples.shape[2:]) == tuple(wanted[2:])
@@ -78,6 +78,11 @@ def check_alike(wanted: Sequence[int], samples: Tensor, id: str) -> None:
         raise ValueError(
             f"{id}: expected a latent like the other one, of shape {tuple(wanted)}, found "
             f"{tuple(samples.shape)}; latents of different models do not go together"
+        )
+    if samples.ndim == 5 and samples.shape[2] not in (1, wanted[2]):
+        raise ValueError(
+            f"{id}: expected a latent of a video of {wanted[2]} cells in time, found one of "
+            f"{samples.shape[2]}; make both as long"
         )
 
 

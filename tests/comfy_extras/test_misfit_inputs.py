@@ -348,3 +348,17 @@ def test_autoencoders_of_pictures_know_no_sound() -> None:
 def test_levels_of_a_continuous_model_are_above_zero(levels: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="sigma_min, sigma_max: expected 0 <"):
         nodes_model_advanced.check_levels(levels[1], levels[0])
+
+
+def test_latents_of_videos_of_other_lengths_are_named() -> None:
+    long, short = ({"samples": torch.zeros(1, 4, length, 2, 2)} for length in (6, 3))
+    with pytest.raises(ValueError, match="of 6 cells in time, found one of 3"):
+        nodes_latent.LatentInterpolate.execute(long, short, 0.5)
+
+
+def test_a_video_is_sharpened_frame_by_frame() -> None:
+    sharpen = nodes_latent.LatentOperationSharpen.execute(2, 1.0, 0.1)[0]
+    video = torch.rand(1, 4, 3, 8, 8)
+    whole = sharpen(latent=video)
+    for frame in range(3):
+        torch.testing.assert_close(whole[:, :, frame], sharpen(latent=video[:, :, frame]))
