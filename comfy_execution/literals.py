@@ -33,6 +33,25 @@ CONVERSIONS: dict[str, Callable[[Any], Any]] = {
 """How a constant becomes a value of the declared type."""
 
 
+def fits(info: InputInfo, value: Any) -> bool:
+    """Whether a constant is of the declared type and within its bounds as it stands: most are.
+
+    False says nothing: `check_literal` knows.
+    """
+    kind, wanted = type(value), info.type
+    if kind is int or kind is float:
+        if wanted != ("INT" if kind is int else "FLOAT"):
+            return False
+        options = info.options
+        try:
+            return bool(options.get("min", value) <= value <= options.get("max", value))
+        except TypeError:
+            return False
+    if kind is str:
+        return wanted == "STRING" or (type(wanted) is list and value in wanted)
+    return kind is bool and wanted == "BOOLEAN"
+
+
 def check_literal(
     name: str, info: InputInfo, value: Any, check_values: bool
 ) -> tuple[Any, errors.Error | None]:
@@ -43,8 +62,6 @@ def check_literal(
     Returns:
         The value to keep in the prompt, and the error if there is one.
     """
-    if type(value) is int and info.type == "INT":  # most constants; nothing to convert
-        return value, _range_error(name, info, value) if check_values else None
     convert = CONVERSIONS.get(info.type) if isinstance(info.type, str) else None
     if isinstance(value, dict) and "__value__" in value:
         inner = value["__value__"]

@@ -15,10 +15,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from comfy_execution.graph_utils import ExecutionBlocker
+from comfy_execution.lazy import lazy
 
 Sections = Mapping[str, Mapping[str, Any]]
 
@@ -77,31 +77,32 @@ class NodeSpec:
     hidden_as_arguments: bool = True
     _named: dict[str, InputInfo] = field(default_factory=dict, repr=False)
 
-    @cached_property
+    @lazy
     def sections(self) -> Sections:
         """The sections of inputs as the class declares them."""
         return self.declare()
 
-    @cached_property
+    @lazy
     def declared(self) -> dict[str, InputInfo]:
         """Required and optional inputs by name, in order; open-ended sections list what they do."""
         found: dict[str, InputInfo] = {}
         for section in ("required", "optional"):
             for name, entry in (self.sections.get(section) or {}).items():
-                found.setdefault(name, read_entry(entry, section))
+                if name not in found:
+                    found[name] = read_entry(entry, section)
         return found
 
-    @cached_property
+    @lazy
     def hidden(self) -> dict[str, Any]:
         """Name -> kind of each hidden value, such as ``UNIQUE_ID``."""
         return dict(self.sections.get("hidden") or {})
 
-    @cached_property
+    @lazy
     def takes_unique_id(self) -> bool:
         """Whether results depend on the id of the node."""
         return any(_is_kind(kind, "UNIQUE_ID") for kind in self.hidden.values())
 
-    @cached_property
+    @lazy
     def reads_graph(self) -> bool:
         """Whether the node can learn of nodes it is not linked to, and so refer to them later."""
         kinds = list(self.hidden.values())
@@ -232,7 +233,7 @@ class ClassicSpec(NodeSpec):
             self._link_sections = get_input_info()
         return find_input(self._link_sections, name)
 
-    @cached_property
+    @lazy
     def _linked(self) -> dict[str, InputInfo]:
         return {}
 
@@ -260,6 +261,8 @@ def find_input(sections: Sections, name: str) -> InputInfo:
 def read_entry(entry: Any, section: str) -> InputInfo:
     """An input's entry in any accepted form: (type,), (type, options), a list, or a bare type."""
     # the plain types come first: asking an abstract class takes long
+    if type(entry) is tuple and len(entry) == 2 and type(entry[1]) is dict:
+        return InputInfo(entry[0], section, entry[1])
     if isinstance(entry, str) or not isinstance(entry, (tuple, list, Sequence)):
         return InputInfo(entry, section, {})
     options = entry[1] if len(entry) > 1 and isinstance(entry[1], (dict, Mapping)) else {}

@@ -18,7 +18,7 @@ from comfy_execution import validation_errors as errors
 from comfy_execution.calls import Call
 from comfy_execution.graph_utils import ExecutionBlocker, is_link
 from comfy_execution.inputs import unwrap
-from comfy_execution.literals import check_literal
+from comfy_execution.literals import check_literal, fits
 from comfy_execution.registry import Registry, SpecTable, installed
 from comfy_execution.spec import InputInfo, NodeSpec
 from comfy_execution.types import accepts
@@ -76,9 +76,7 @@ class _Validation:
     _sound_links: dict[str, list[str]] = field(default_factory=dict)
     _received_types: dict[str, dict[str, Any]] = field(default_factory=dict)
     _checks: dict[str, _CustomCheck | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.specs = SpecTable(self.registry)
+    _specs: dict[str, NodeSpec] = field(default_factory=dict)  # by node id
 
     async def run(self, targets: Sequence[str] | None) -> ValidationResult:
         """Checks everything; see validate_prompt."""
@@ -88,8 +86,8 @@ class _Validation:
         wanted = None if targets is None else {str(target) for target in targets}
         outputs = [
             node_id
-            for node_id, node in self.prompt.items()
-            if self.specs[node["class_type"]].is_output and (wanted is None or node_id in wanted)
+            for node_id, spec in self._specs.items()
+            if spec.is_output and (wanted is None or node_id in wanted)
         ]
         if not outputs:
             return ValidationResult(False, errors.no_outputs(), [], {})
@@ -97,18 +95,20 @@ class _Validation:
         for cycle in cycles:
             self._blame_cycle(cycle)
         for node_id in order:
-            await self._check_node(node_id)
+            if self._check_values(node_id) and self._specs[node_id].validator is not None:
+                await self._ask_class(node_id)
         return self._conclude(outputs, order)
 
     # --- the prompt as a whole ----------------------------------------------------------------
 
     def _find_malformed(self) -> Error | None:
-        """The first error that makes the whole prompt unusable."""
+        """The first error that makes the whole prompt unusable; finds the class of each node."""
         if isinstance(self.prompt.get("nodes"), list) and "links" in self.prompt:
             return errors.not_a_prompt(
                 "this is a workflow in the editor's own format; use File > Export (API), or "
                 "Workflow > Export (API), and send that"
             )
+        specs = SpecTable(self.registry)
         for node_id, node in self.prompt.items():
             if not isinstance(node, dict):
                 return errors.not_a_prompt(
@@ -118,10 +118,12 @@ class _Validation:
             class_type = node.get("class_type")
             if not isinstance(class_type, str):
                 return errors.missing_class_type(node_id)
-            if self.specs.get(class_type) is None:
+            spec = specs.get(class_type)
+            if spec is None:
                 meta = node.get("_meta")
                 title = meta.get("title", class_type) if isinstance(meta, dict) else class_type
                 return errors.unknown_class(node_id, class_type, title)
+            self._specs[node_id] = spec
         return None
 
     def _links(self, node_id: str) -> list[str]:
@@ -176,6 +178,8 @@ class _Validation:
 
     def _conclude(self, outputs: Sequence[str], order: Sequence[str]) -> ValidationResult:
         """Finds out which outputs an error reaches, by one pass from consumers to sources."""
+        if not self.own_errors:
+            return ValidationResult(True, None, list(outputs), {})
         reached: dict[str, int] = dict.fromkeys(order, 0)  # bit set of outputs
         for index, output in enumerate(outputs):
             reached[output] |= 1 << index
@@ -206,15 +210,13 @@ class _Validation:
     def _check_links(self, node_id: str, sources: list[str]) -> None:
         """Checks the links of a node and collects the nodes behind sound ones."""
         node = self.prompt[node_id]
-        spec = self.specs[node["class_type"]]
-        inputs = node.get("inputs")
+        spec, inputs = self._specs[node_id], node.get("inputs")
         if not isinstance(inputs, dict):
             return
-        types = self._received_types.setdefault(node_id, {})
-        declared = spec.expand(inputs)
-        for name, value in inputs.items():
-            if not isinstance(value, list):
-                continue
+        types = self._received_types[node_id] = {}
+        lists = [(name, value) for name, value in inputs.items() if isinstance(value, list)]
+        declared = spec.expand(inputs) if lists else {}
+        for name, value in lists:
             info = declared.get(name)
             if info is None:
                 if not is_link(value):
@@ -236,10 +238,9 @@ class _Validation:
     ) -> Error | None:
         if not is_link(link):
             return errors.bad_link(name, info, link)
-        source = self.prompt.get(link[0])
-        if source is None:
+        spec = self._specs.get(link[0])
+        if spec is None:
             return errors.missing_source(name, info, link)
-        spec = self.specs[source["class_type"]]
         slot = link[1]
         try:
             if slot != int(slot) or slot < 0:
@@ -252,20 +253,23 @@ class _Validation:
             return None
         return errors.type_mismatch(name, info, received, link)
 
-    async def _check_node(self, node_id: str) -> None:
-        node = self.prompt[node_id]
+    def _check_values(self, node_id: str) -> bool:
+        """Checks the constants of a node; says whether its class could be asked about them."""
         try:
-            for error in self._value_errors(node_id, node):
-                self._blame(node_id, error)
-            for error in await self._ask_class(node_id, node):
+            for error in self._value_errors(node_id, self.prompt[node_id]):
                 self._blame(node_id, error)
         except Exception as failure:  # noqa: BLE001 - foreign code: the class failed to answer
-            if node_id not in self.own_errors:  # else that is why, and what to mend
-                self._blame(node_id, errors.exception_raised(failure))
+            self._blame_class(node_id, failure)
+            return False
+        return True
+
+    def _blame_class(self, node_id: str, failure: Exception) -> None:
+        """A class failed to answer; where its node has errors already, these are why."""
+        if node_id not in self.own_errors:
+            self._blame(node_id, errors.exception_raised(failure))
 
     def _value_errors(self, node_id: str, node: dict[str, Any]) -> list[Error]:
-        spec = self.specs[node["class_type"]]
-        inputs = node.get("inputs")
+        spec, inputs = self._specs[node_id], node.get("inputs")
         if not isinstance(inputs, dict):
             return [errors.inputs_missing(node_id, type(inputs).__name__ if inputs else "nothing")]
         custom = self._custom_check(spec)
@@ -276,7 +280,7 @@ class _Validation:
                     found.append(errors.required_input_missing(name, spec.shown_name(name)))
                 continue
             value = inputs[name]
-            if isinstance(value, list) or info.options.get("rawLink"):
+            if fits(info, value) or isinstance(value, list) or info.options.get("rawLink"):
                 continue
             check_values = custom is None or not custom.takes(spec.argument_name(name))
             kept, error = check_literal(name, info, value, check_values)
@@ -298,9 +302,17 @@ class _Validation:
             )
         return self._checks[spec.class_type]
 
-    async def _ask_class(self, node_id: str, node: Mapping[str, Any]) -> list[Error]:
-        """Calls VALIDATE_INPUTS, if any, with the constants it takes; links arrive as None."""
-        spec, inputs = self.specs[node["class_type"]], node.get("inputs")
+    async def _ask_class(self, node_id: str) -> None:
+        """Calls VALIDATE_INPUTS, and blames the node for what it refuses."""
+        try:
+            for error in await self._class_errors(node_id, self.prompt[node_id]):
+                self._blame(node_id, error)
+        except Exception as failure:  # noqa: BLE001 - foreign code: the class failed to answer
+            self._blame_class(node_id, failure)
+
+    async def _class_errors(self, node_id: str, node: Mapping[str, Any]) -> list[Error]:
+        """What VALIDATE_INPUTS says of the constants it takes; links arrive as None."""
+        spec, inputs = self._specs[node_id], node.get("inputs")
         custom = self._custom_check(spec)
         if custom is None or spec.validator is None or not isinstance(inputs, dict):
             return []

@@ -74,10 +74,15 @@ def _foreign(value: Any, where: str, lenient: bool) -> Any:
     )
 
 
+# made once: to make one costs more than to encode a small answer
+_ENCODE = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_ENCODE_SORTED = json.JSONEncoder(allow_nan=False, separators=(",", ":"), sort_keys=True).encode
+
+
 def dump_json(value: Any, *, sort_keys: bool = False) -> str:
     """Strict, compact JSON text of value; what JSON lacks is replaced as in strict_json."""
+    encode = _ENCODE_SORTED if sort_keys else _ENCODE
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys)
+        return encode(value)
     except (TypeError, ValueError):
-        plain = strict_json(value)
-        return json.dumps(plain, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys)
+        return encode(strict_json(value))

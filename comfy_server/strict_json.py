@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from aiohttp import web
 
-from comfy_execution.wire import strict_json
+from comfy_execution.wire import dump_json
 
 MAX_DEPTH = 200
 MAX_VALUES = 750_000
@@ -29,10 +29,7 @@ class BadJson(ValueError):
 
 def dumps(value: Any) -> str:
     """Compact, ASCII-only, strict JSON: NaN and infinities become null, odd objects text."""
-    try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except (ValueError, TypeError):
-        return json.dumps(strict_json(value), allow_nan=False, separators=(",", ":"))
+    return dump_json(value)
 
 
 def json_response(
@@ -80,6 +77,9 @@ def _finite(text: str) -> float:
     return value
 
 
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _: None)
+
+
 def _refuse_long_integer(error: ValueError) -> NoReturn:
     raise BadJson(f"not acceptable JSON: {error}") from error
 
@@ -96,7 +96,7 @@ def loads(body: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise BadJson(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
     try:
-        value = json.loads(text, parse_float=_finite, parse_constant=lambda _: None)
+        value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         found = "an empty body" if not text.strip() else f"{error.msg} at line {error.lineno}"
         raise BadJson(f"the body is not JSON: {found}") from error

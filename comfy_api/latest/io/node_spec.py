@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from comfy_api.latest.io.expansion import Expansion
 from comfy_api.latest.io.output import NodeOutput
 from comfy_api.latest.io.schema import Schema
 from comfy_execution.graph_utils import ExecutionBlocker
+from comfy_execution.lazy import lazy
 from comfy_execution.spec import UNDECLARED, Bound, InputInfo, NodeSpec, Returned, read_entry
 
 if TYPE_CHECKING:
@@ -49,18 +49,18 @@ class SchemaSpec(NodeSpec):
     schema: Schema = field(default_factory=lambda: Schema(""))
     _uses: dict[int, Use] = field(default_factory=dict, repr=False)
 
-    @cached_property
+    @lazy
     def hidden(self) -> dict[str, Any]:
         return {hidden.name: hidden.value for hidden in self.schema.hidden}
 
-    @cached_property
+    @lazy
     def reads_graph(self) -> bool:
         kinds = set(self.hidden.values())
         if any(below.rawLink for top in self.schema.inputs for below in top.get_all()):
             return True
         return "DYNPROMPT" in kinds or ("PROMPT" in kinds and not self.is_output)
 
-    @cached_property
+    @lazy
     def _is_dynamic(self) -> bool:
         return self.schema.is_dynamic()
 
