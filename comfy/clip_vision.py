@@ -15,7 +15,9 @@ from comfy.devices import placement, precision, residency
 from comfy.ldm.clip.vision import CLIP_KIND, SIGLIP_KIND, CLIPVisionModelProjection
 from comfy.ops import manual_cast
 from comfy.patching.patcher import ModelPatcher
-from comfy.weights.fill import IncompleteWeightsError, fill, in_words
+from comfy.weights.contents import contents_in_words
+from comfy.weights.errors import WeightFileError
+from comfy.weights.fill import IncompleteWeightsError, fill
 from comfy.weights.state_dict import load_torch_file
 
 logger = logging.getLogger(__name__)
@@ -109,11 +111,15 @@ class ClipVisionModel:
     def encode_image(self, image: Tensor, crop: bool = True) -> Output:
         """States of pictures ``[B, H, W, C]`` in 0..1."""
         residency.load_model_gpu(self.patcher)
-        pixels = clip_preprocess(
-            image.to(self.load_device), self.image_size, self.image_mean, self.image_std, crop
-        ).float()
         wanted = "all" if self.return_all_hidden_states else -2
-        last, between, embeds, tokens = self.model(pixel_values=pixels, intermediate_output=wanted)
+
+        def run() -> Any:
+            pixels = clip_preprocess(
+                image.to(self.load_device), self.image_size, self.image_mean, self.image_std, crop
+            ).float()
+            return self.model(pixel_values=pixels, intermediate_output=wanted)
+
+        last, between, embeds, tokens = residency.run_or_make_room(self.patcher, run)
         resting = placement.intermediate_device()
         output = Output()
         output.last_hidden_state = last.to(resting)
@@ -138,7 +144,7 @@ def vision_config(sd: dict[str, Tensor]) -> dict[str, Any]:
         inner = sd["vision_model.encoder.layers.0.mlp.fc1.weight"].shape[0]
     except KeyError as error:
         raise IncompleteWeightsError(
-            f"no image encoder: {error} is missing; found {in_words(sorted(sd))}"
+            f"no image encoder: {error} is missing; found {contents_in_words(sorted(sd))}"
         ) from error
     width, siglip = patch[0], "vision_model.embeddings.class_embedding" not in sd
     side = round((places if siglip else places - 1) ** 0.5)
@@ -222,8 +228,18 @@ def load_clipvision_from_sd(
 
 
 def load(ckpt_path: str) -> ClipVisionModel:
-    """An image encoder from a file, in CLIP's layout or OpenCLIP's."""
+    """An image encoder from a file, in CLIP's layout or OpenCLIP's.
+
+    Raises:
+        WeightFileError: The file cannot be read or holds no image encoder.
+    """
     sd = load_torch_file(ckpt_path)
-    if f"{OPENCLIP_PREFIX}transformer.resblocks.0.attn.in_proj_weight" in sd:
-        return load_clipvision_from_sd(sd, prefix=OPENCLIP_PREFIX, convert_keys=True)
-    return load_clipvision_from_sd(sd)
+    is_openclip = f"{OPENCLIP_PREFIX}transformer.resblocks.0.attn.in_proj_weight" in sd
+    try:
+        if is_openclip:
+            return load_clipvision_from_sd(sd, prefix=OPENCLIP_PREFIX, convert_keys=True)
+        return load_clipvision_from_sd(sd)
+    except IncompleteWeightsError as error:
+        raise WeightFileError(
+            ckpt_path, str(error), "choose the image encoder of a CLIP or SigLIP model"
+        ) from error

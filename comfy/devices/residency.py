@@ -352,6 +352,8 @@ def run_or_make_room(
     for last, attempt in enumerate((call, smaller or call)):
         try:
             return attempt()
+        except OutOfMemoryReport:  # a part of the call has tried all this
+            raise
         except (RuntimeError, MemoryError) as error:
             if not memory.is_oom(error):
                 raise
@@ -372,16 +374,19 @@ def make_room(model: Any, keep_resident: bool = False) -> None:
 
     Args:
         model: Patcher of the run.
-        keep_resident: Leave its weights where they are; else half of the resident ones go too.
+        keep_resident: Leave the run's weights where they are; else half of the resident ones of
+            each of its models go too.
     """
     device = accelerators.with_index(model.load_device)
     needed = [entry for entry in current_loaded_models if entry.currently_used]
     free_memory(EVERYTHING, device, keep_loaded=[model, *needed])
     if not keep_resident:
-        hooks = getattr(model, "current_hooks", None)
-        model.partially_unload(model.offload_device, model.loaded_size() // 2)
-        if hooks is not None:
-            model.patch_hooks(hooks)
+        others = [e.model for e in needed if e.device == device and not e.is_of(model)]
+        for patcher in [model, *(other for other in others if other is not None)]:
+            hooks = getattr(patcher, "current_hooks", None)
+            patcher.partially_unload(patcher.offload_device, patcher.loaded_size() // 2)
+            if hooks is not None:
+                patcher.patch_hooks(hooks)
     memory.collect_garbage()
 
 

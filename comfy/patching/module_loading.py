@@ -94,8 +94,7 @@ class ModuleLoading(WeightPatching):
         """One weight of a resident module; returns the bytes it takes on the device."""
         key = prefix + name
         if key in self.patches:
-            self.residence.put_back(module, prefix, name)  # a subclass starts from what it finds
-            self.patch_weight_to_device(key, device_to=device)
+            self._patch_weight(module, prefix, name, device)
             self.residence.applied[key] = tuple(self.patches[key])
             size = memory.tensor_bytes(get_key_weight(self.model, key)[0])
             self.residence.moved_bytes += size
@@ -106,6 +105,15 @@ class ModuleLoading(WeightPatching):
             self.residence.put_back(module, prefix, name)
             return memory.tensor_bytes(original)
         return self.residence.move(module, prefix, name, device)
+
+    def _patch_weight(
+        self, module: nn.Module, prefix: str, name: str, device: torch.device | None
+    ) -> None:
+        """Call `patch_weight_to_device`, which subclasses replace, on the original weight."""
+        self.residence.put_back(module, prefix, name)
+        original = self.residence.original(module, prefix, name)
+        self.patch_weight_to_device(prefix + name, device_to=device)
+        self.residence.keep_original(module, prefix, name, original)
 
     def _make_streamed(self, entry: LoadEntry, force_patch: bool = False, pin: bool = True) -> None:
         """Leave a module's weights where they rest; they travel and are patched at use.
@@ -140,8 +148,7 @@ class ModuleLoading(WeightPatching):
         for name in entry.params:
             key = prefix + name
             if key in self.patches and (everything or name not in AT_USE):
-                self.residence.put_back(entry.module, prefix, name)
-                self.patch_weight_to_device(key)
+                self._patch_weight(entry.module, prefix, name, None)
                 self.residence.applied[key] = tuple(self.patches[key])
 
     def _leave_device(self, entry: LoadEntry) -> None:

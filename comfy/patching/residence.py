@@ -187,10 +187,20 @@ class Residence(Occupancy):
         backup = self.backup.pop(key, None)
         if home is not None:
             self.copies.pop(id(home), None)
-            table = self._table(module, name)
-            table[name] = home
+            tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+            own, other = tables if isinstance(home, nn.Parameter) else tables[::-1]
+            other.pop(name, None)  # where a subclass of the patcher made a parameter of a buffer
+            own[name] = home
         if backup is not None and (home is None or backup.inplace_update):
             self._undo_foreign(key, backup)
+
+    def keep_original(
+        self, module: nn.Module, prefix: str, name: str, original: torch.Tensor | None
+    ) -> None:
+        """Note what stood in a weight's place before a patcher's subclass put its own there."""
+        current = self._table(module, name).get(name)
+        if original is not None and current is not original:
+            self.home.setdefault(prefix + name, original)
 
     def _undo_foreign(self, key: str, backup: Any) -> None:
         """Undo a change recorded only in `backup`: in place, or by a patcher's subclass."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from comfy import nested_tensor
+from comfy.devices import residency
 from comfy.nn.wrappers import run_wrapped
 from comfy.patching.options import create_model_options_clone
 from comfy.sampling import batching, checks, conditioning, masks, preparation
@@ -185,6 +186,7 @@ class CFGGuider:
             latent_shapes=latent_shapes,
         )  # fmt: skip
         checks.check_widths(self.inner_model, self.conds, self.model_options)
+        checks.warn_of_unread_patches(self.inner_model, self.model_options)
         options = create_model_options_clone(self.model_options)
         options.setdefault("transformer_options", {})["sample_sigmas"] = sigmas
         extra_args = {"model_options": options, "seed": seed}
@@ -210,20 +212,24 @@ class CFGGuider:
         self.inner_model, self.conds, self.loaded_models = preparation.prepare_sampling(
             self.model_patcher, noise.shape, self.conds, self.model_options
         )
-        device = self.model_patcher.load_device
+        device, conds = self.model_patcher.load_device, self.conds
+
+        def run() -> Tensor:
+            self.conds = conds  # as they were given, also for a second try
+            mask = denoise_mask
+            if mask is not None:
+                mask = masks.prepare_mask(mask, noise.shape, device)
+            return self.inner_sample(
+                noise.to(device), latent_image.to(device), device, sampler, sigmas.to(device), mask,
+                callback, disable_pbar, seed, latent_shapes=latent_shapes,
+            )  # fmt: skip
+
         try:
-            noise, latent_image = noise.to(device), latent_image.to(device)
-            sigmas = sigmas.to(device)
-            if denoise_mask is not None:
-                denoise_mask = masks.prepare_mask(denoise_mask, noise.shape, device)
             preparation.cast_to_load_options(
                 self.model_options, device=device, dtype=self.model_patcher.model_dtype()
             )
             self.model_patcher.pre_run()
-            return self.inner_sample(
-                noise, latent_image, device, sampler, sigmas, denoise_mask, callback, disable_pbar,
-                seed, latent_shapes=latent_shapes,
-            )  # fmt: skip
+            return residency.run_or_make_room(self.model_patcher, run)
         finally:
             self.model_patcher.cleanup()
             preparation.cleanup_models(self.conds, self.loaded_models)

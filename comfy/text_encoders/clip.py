@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -166,7 +167,8 @@ class CLIP:
         self._prepare(return_pooled == "unprojected")
         self.load_model(tokens)
         self.cond_stage_model.set_clip_options({"execution_device": self.patcher.load_device})
-        cond, pooled, *extras = self.cond_stage_model.encode_token_weights(tokens)
+        encode = partial(self.cond_stage_model.encode_token_weights, tokens)
+        cond, pooled, *extras = residency.run_or_make_room(self.patcher, encode)
         if return_dict:
             told: dict[str, Any] = {"cond": cond, "pooled_output": pooled}
             told.update(extras[0] if extras else {})

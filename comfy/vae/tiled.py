@@ -188,9 +188,9 @@ def three_tilings(
             output_device=output_device,
             pbar=bar,
         )
-        total = result if total is None else total.add_(result)
+        total = result if total is None else total + result  # not in place: see inference mode
     assert total is not None
-    return total.div_(3.0)
+    return total / 3.0
 
 
 def tiles_1d(

@@ -480,11 +480,14 @@ def test_a_subclass_that_patches_weights_itself_comes_off_exactly() -> None:
     view = plain.clone()
     assert type(view) is OwnPatcher
     view.add_patches(ones(view.model, "out.bias"))
+    view.add_patches(ones(view.model, "table"))  # a buffer, which it makes a parameter
     view.patch_model(CPU)
     assert torch.equal(view.model.out.bias, before["out.bias"][1] + 1)
+    assert torch.equal(view.model.table, before["table"][1] + 1)
     view.patch_model(CPU)
     view.unpatch_model(CPU)
     assert_untouched(view.model, before)
+    assert dict(view.model.named_buffers()).keys() == {"table"}
 
 
 def test_the_module_shows_its_state_under_the_usual_names(accelerator: Any) -> None:
