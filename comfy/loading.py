@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from comfy import clip_vision
+from comfy import clip_vision, progress
 from comfy.devices import placement, precision
 from comfy.families import detection, unsupported
 from comfy.families.family import ModelFamily, strip_prefixes
@@ -174,7 +174,9 @@ def _checkpoint_clip(
         return None
     weights = family.process_clip_state_dict(sd)
     if not weights:
-        logger.warning("the checkpoint holds no text encoder; load one with a Load CLIP node")
+        progress.warn(
+            logger, "the checkpoint holds no text encoder; load one with a Load CLIP node"
+        )
         return None
     sizes = text_model_configs(weights, read_hints(metadata, "text_config"))
     settings = dict(options or {})
@@ -203,7 +205,7 @@ def vocabulary_beside(weights: Mapping[str, Any], folders: Iterable[str]) -> dic
 def _checkpoint_clip_vision(family: ModelFamily, sd: StateDict) -> Any:
     prefix = family.clip_vision_prefix
     if prefix is None or not any(key.startswith(prefix) for key in sd):
-        logger.warning("the %s checkpoint holds no image encoder", family.title())
+        progress.warn(logger, "the %s checkpoint holds no image encoder", family.title())
         return None
     # Published files have the layout of OpenCLIP, files saved here that of CLIP.
     is_openclip = f"{prefix}transformer.resblocks.0.attn.in_proj_weight" in sd
@@ -213,7 +215,7 @@ def _checkpoint_clip_vision(family: ModelFamily, sd: StateDict) -> Any:
 def _checkpoint_vae(family: ModelFamily, sd: StateDict, metadata: Metadata | None) -> VAE | None:
     weights = family.process_vae_state_dict(strip_prefixes(sd, family.vae_key_prefix))
     if not weights:
-        logger.warning("the checkpoint holds no autoencoder; load one with a Load VAE node")
+        progress.warn(logger, "the checkpoint holds no autoencoder; load one with a Load VAE node")
         return None
     return VAE(sd=weights, metadata=metadata)
 
@@ -321,7 +323,7 @@ def load_lora_for_models(
         used.update(new_clip.add_patches(patches, strength_clip))
     unused = [str(key) for key in patches if key not in used]
     if unused:
-        logger.warning("%s: no place for %s", path or "LoRA", contents.in_words(unused))
+        progress.warn(logger, "%s: no place for %s", path or "LoRA", contents.in_words(unused))
     return new_model, new_clip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comfy import resize
+from comfy import progress, resize
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.gaussian import filter_channels, sharpening_kernel
 from comfy_nodes.latent_basics import (
@@ -262,7 +262,8 @@ class ReplaceVideoLatentFrames(io.ComfyNode):
         frames, given = target.shape[2], frames_of_source.shape[2]
         start = index + frames if index < 0 else index
         if not 0 <= start <= frames - given:
-            logger.warning("no frames %d to %d in a latent of %d", start, start + given, frames)
+            what = "no frames %d to %d in a latent of %d: nothing was replaced"
+            progress.warn(logger, what, start, start + given, frames)
             return io.NodeOutput(destination)
         changed = target.clone()
         changed[:, :, start : start + given] = frames_of_source

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import folder_paths
+from comfy import progress
 from comfy.devices import placement, residency
 from comfy.weights.state_dict import save_torch_file
 from comfy_api.latest import io
@@ -66,8 +67,8 @@ def lora_tensors(
             elif not is_vector:
                 try:
                     up, down = extract_lora(value.to(placement.get_torch_device()), rank)
-                except RuntimeError:  # the library's own error is one: no convergence
-                    logger.warning("no factors were found for %s; it is left out", key)
+                except torch.linalg.LinAlgError:  # no convergence
+                    progress.warn(logger, "no factors were found for %s; it is left out", key)
                     continue
                 yield f"{name}.lora_up.weight", up
                 yield f"{name}.lora_down.weight", down

@@ -52,6 +52,11 @@ def samples_of(latent: Latent, id: str, axes: tuple[int, ...] = PLANE) -> Tensor
         ValueError: It is a latent of something else.
     """
     samples: Tensor = latent["samples"]
+    if samples.is_nested:
+        raise ValueError(
+            f"{id}: expected the latent of one kind, found those of several together (video and "
+            "sound); take them apart first (LTXVSeparateAVLatent)"
+        )
     if samples.ndim not in axes:
         wanted = " or ".join(KINDS[count] for count in axes)
         raise ValueError(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfy import progress
 from comfy.devices import placement
 
 logger = logging.getLogger(__name__)
@@ -111,7 +112,9 @@ class ControlBase:
         self.timestep_percent_range = timestep_percent_range
         if self.latent_format is not None:
             if vae is None:
-                logger.warning("This control network needs a VAE; connect one to its apply node")
+                progress.warn(
+                    logger, "This control network needs a VAE; connect one to its apply node"
+                )
             self.vae = vae
         self.extra_concat_orig = list(extra_concat)
         if self.concat_mask and not self.extra_concat_orig:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from comfy import progress
 from comfy.devices import casting
 from comfy.weights.adapters import ADAPTERS, AdapterError, WeightAdapterBase
 from comfy.weights.adapters.base import unchanged
@@ -55,10 +56,10 @@ def calculate_weight(
         try:
             changed = _apply(patch, part, key, intermediate_dtype, original_weights)
         except AdapterError as error:  # the public contract: one bad key leaves the others alone
-            logger.error("weight left unchanged: %s", error)
+            progress.warn(logger, "weight left unchanged: %s", error)
             continue
         if changed is None:  # how adapters of custom nodes say that they cannot
-            logger.warning("'%s': %s changed nothing", key, type(patch[1]).__name__)
+            progress.warn(logger, "'%s': %s changed nothing", key, type(patch[1]).__name__)
             continue
         if offset is None:
             weight = changed

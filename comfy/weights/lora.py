@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from comfy import progress
 from comfy.weights.adapters import ADAPTERS, WeightAdapterBase
 from comfy.weights.contents import EXAMPLES, contents_in_words
 from comfy.weights.errors import NoMatchingWeightsError
@@ -73,8 +74,8 @@ def load_lora(
     if log_missing:
         unused = unused_keys(lora, used)
         if unused:
-            logger.warning(
-                "%d of %d LoRA tensors fit no weight, such as %s",
+            progress.warn(
+                logger, "%d of %d LoRA tensors fit no weight, such as %s",
                 len(unused), len(lora), ", ".join(unused[:EXAMPLES]),
             )  # fmt: skip
     return patches
@@ -89,8 +90,10 @@ def _adapter(x: str, lora: Mapping[str, torch.Tensor], used: set[str]) -> Weight
     alpha = lora.get(f"{x}.alpha")
     dora_scale = lora.get(f"{x}.dora_scale")
     if alpha is not None and alpha.numel() != 1:
-        logger.error("'%s.alpha' has the shape %s, not one number: its change is left out",
-                     x, tuple(alpha.shape))  # fmt: skip
+        progress.warn(
+            logger, "'%s.alpha' has the shape %s, not one number: its change is left out",
+            x, tuple(alpha.shape),
+        )  # fmt: skip
         return None
     for kind in ADAPTERS:
         keys: set[str] = set()
