@@ -77,7 +77,7 @@ def describe_failure(
     """
     error = _as_raised(error)
     frames = _node_frames(error)
-    message = _about_nothing(error, inputs) or _about_empty(error, inputs) or _text_of(error)
+    message = _about_nothing(error, inputs) or _about_odd_tensor(error, inputs) or _text_of(error)
     if isinstance(error, SystemExit):
         message = f"the node tried to end the server (SystemExit: {message})"
     release_frames(error)
@@ -125,13 +125,20 @@ def _about_nothing(error: BaseException, inputs: InputLists) -> str | None:
     )
 
 
-def _about_empty(error: BaseException, inputs: InputLists) -> str | None:
-    """Words for a node whose code failed over a picture, mask or latent without any cells."""
-    if not isinstance(error, (RuntimeError, IndexError, ZeroDivisionError)):
+def _about_odd_tensor(error: BaseException, inputs: InputLists) -> str | None:
+    """Words for a node whose code failed over a picture, mask or latent without any cells, or over
+    one of several kinds."""
+    if type(error).__module__ != "builtins" or isinstance(error, (OSError, ValueError)):
         return None
     for name, values in inputs.items():
         for value in values:
             tensor = value.get("samples") if isinstance(value, dict) else value
+            if getattr(tensor, "is_nested", False):
+                return (
+                    f"{name}: expected the latent of one kind, found those of several together "
+                    "(video and sound); take them apart before this node (LTXVSeparateAVLatent) "
+                    f"({_text_of(error)})"
+                )
             shape = getattr(tensor, "shape", None)
             if isinstance(shape, tuple) and 0 in shape:
                 return (
