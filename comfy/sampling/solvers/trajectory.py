@@ -178,8 +178,3 @@ def churn(
         return x, sigma
     raised = sigma * (1 + min(s_churn / steps, 2**0.5 - 1))
     return x + torch.randn_like(x) * s_noise * (raised**2 - sigma**2) ** 0.5, raised
-
-
-def last_pair(previous: list[Any], value: Any, keep: int) -> list[Any]:
-    """`previous` with value appended, cut to the newest `keep` entries."""
-    return [*previous, value][-keep:]
