@@ -1,12 +1,17 @@
-"""Convolutions of few positions as one matrix product.
+"""Convolutions on a CPU in the form that is fastest and does not depend on the batch.
 
-The convolution library rearranges the weights at every call; where few positions meet many weights
-(the coarse levels of a UNet on a CPU) that costs more than the arithmetic. With channels innermost
-the weights already are a matrix ``[O, kH kW C]``, and gathering the neighbourhoods of the positions
-costs next to nothing. Measured for float32 on two AVX-512 cores, 3x3 kernels, batch 2: 8x8
-positions of 1280 channels 43 -> 20 ms, of 2560 71 -> 33 ms; 16x16 of 1280 73 -> 54 ms; at 32x32 the
-library wins. Of 192 channels 4x4 positions take 0.29 -> 0.22 ms, at 8x8 the library wins: what fits
-a cache is rearranged quickly.
+As one matrix product: the convolution library rearranges the weights at every call; where few
+positions meet many weights (the coarse levels of a UNet) that costs more than the arithmetic. With
+channels innermost the weights already are a matrix ``[O, kH kW C]``, and gathering the
+neighbourhoods of the positions costs next to nothing. Measured for float32 on two AVX-512 cores,
+3x3 kernels, batch 2: 8x8 positions of 1280 channels 43 -> 20 ms, of 2560 71 -> 33 ms; 16x16 of 1280
+73 -> 54 ms; at 32x32 the library wins. Of 192 channels 4x4 positions take 0.29 -> 0.22 ms, at 8x8
+the library wins: what fits a cache is rearranged quickly. Kernels of one position are linear layers
+and as fast or up to three times faster as such.
+
+The same bits for an item alone and in a batch: the choice looks at one item, products round alike
+(see ``comfy.devices.reproducible``), and torch, which hands small single items to another kernel
+than batches, is led past that.
 """
 
 from __future__ import annotations
@@ -20,21 +25,82 @@ from torch.nn import functional as F
 
 from comfy.devices import precision
 
-BOUNDS = ((32, 200_000), (512, 9 * 512 * 512))
-"""Positions of the result over the batch, and the elements of the kernel from which so few pay."""
+BOUNDS = ((16, 200_000), (256, 9 * 512 * 512))
+"""Positions of one item's result, and the elements of the kernel from which so few pay."""
+SMALL = 20480
+"""Elements up to which torch keeps a single item from the library."""
+
+
+def convolve(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """A Conv2d's result in a form of this module; None where torch's own serves as well."""
+    if not _is_tuned(x, weight):
+        return None
+    if is_pointwise(layer, x):
+        return pointwise(x, weight, bias)
+    if is_faster_as_product(layer, x, weight):
+        return as_product(layer, x, weight, bias)
+    if is_left_to_slow_kernel(layer, x):
+        innermost = torch.channels_last
+        return torch.mkldnn_convolution(
+            x.contiguous(memory_format=innermost), weight.contiguous(memory_format=innermost), bias,
+            layer.padding, layer.stride, layer.dilation, layer.groups,
+        )  # fmt: skip
+    return None
+
+
+def _is_tuned(x: Tensor, weight: Tensor) -> bool:
+    return (
+        x.ndim == 4
+        and x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and precision.tunes_cpu()
+    )
+
+
+def is_pointwise(layer: Any, x: Tensor) -> bool:
+    """Whether a Conv2d is a linear layer over the positions of x, whose channels are innermost."""
+    return (
+        layer.kernel_size == (1, 1) == layer.stride
+        and layer.groups == 1
+        and layer.padding == (0, 0)
+        and x.shape[1] == layer.in_channels
+        and x.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The linear layer ``weight [O, C, 1, 1]`` over the positions of ``x [B, C, H, W]``."""
+    batch, channels, height, width = x.shape
+    tokens = x.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
+    out = F.linear(tokens, weight.flatten(1), bias)
+    return out.view(batch, height, width, -1).permute(0, 3, 1, 2)
+
+
+def is_left_to_slow_kernel(layer: Any, x: Tensor) -> bool:
+    """Whether torch would compute x, a small single item, by another kernel than a batch."""
+    return (
+        x.shape[0] == 1
+        and 0 < x.numel() <= SMALL
+        and layer.kernel_size != (1, 1)
+        and min(layer.kernel_size) <= 3
+        and layer.groups == 1
+        and x.shape[1] == layer.in_channels
+        and layer.padding_mode == "zeros"
+        and isinstance(layer.padding, tuple)
+        and not compiling()
+        and torch.backends.mkldnn.is_available()
+        and bool(torch.backends.mkldnn.enabled)
+    )
 
 
 def is_faster_as_product(layer: Any, x: Tensor, weight: Tensor) -> bool:
     """Whether `as_product` beats the library for a Conv2d `layer` on ``x [B, C, H, W]``."""
     return (
         weight.numel() >= BOUNDS[0][1]
-        and x.ndim == 4
-        and x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
+        and _is_tuned(x, weight)
         and _is_ordinary(layer)
         and _are_few(_positions(layer, x), weight.numel())
         and weight.is_contiguous(memory_format=torch.channels_last)
-        and precision.tunes_cpu()
     )
 
 
@@ -58,7 +124,7 @@ def _are_few(positions: int, elements: int) -> bool:
 
 def _positions(layer: Any, x: Tensor) -> int:
     height, width = _result_size(layer, x)
-    return x.shape[0] * max(0, height) * max(0, width)
+    return max(0, height) * max(0, width) if x.shape[0] else 0
 
 
 def _result_size(layer: Any, x: Tensor) -> tuple[int, int]:

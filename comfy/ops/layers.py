@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from comfy.ops import convolution
+from comfy.ops import convolution, normalization
 from comfy.ops.cast import CastLayer, cast_bias_weight, uncast_bias_weight
 
 
@@ -69,9 +69,8 @@ class disable_weight_init:
         """Convolution over [B, C, H, W]."""
 
         def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            if convolution.is_faster_as_product(self, input, weight):
-                return convolution.as_product(self, input, weight, bias)
-            return super()._conv_forward(input, weight, bias)
+            out = convolution.convolve(self, input, weight, bias)
+            return super()._conv_forward(input, weight, bias) if out is None else out
 
     class Conv3d(_Convolution, nn.Conv3d):
         """Convolution over [B, C, T, H, W]."""
@@ -91,12 +90,12 @@ class disable_weight_init:
 
         dimensions = 3
 
-    class GroupNorm(CastLayer, nn.GroupNorm):
+    class GroupNorm(CastLayer, normalization.ItemwiseGroupNorm):
         """Normalisation over groups of channels."""
 
         def forward_comfy_cast_weights(self, input: torch.Tensor) -> torch.Tensor:
             weight, bias, token = cast_bias_weight(self, input, offloadable=True)
-            out = F.group_norm(input, self.num_groups, weight, bias, self.eps)
+            out = normalization.group_norm(input, self.num_groups, weight, bias, self.eps)
             uncast_bias_weight(self, weight, bias, token)
             return out
 

@@ -132,3 +132,22 @@ def test_wrong_channels_are_named() -> None:
     layer = conv(WIDE, WIDE, padding=1)
     with pytest.raises(RuntimeError, match=f"{WIDE}.*{WIDE + 1}"):
         layer(torch.ones(1, WIDE + 1, 4, 4))
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("innermost", [True, False])
+@pytest.mark.parametrize("shape", [(1, 8, 4, 4), (1, 8, 5, 3), (3, 8, 4, 4), (2, 8, 1, 1)])
+def test_single_items_and_single_positions_give_what_the_library_gives(
+    kernel: int, innermost: bool, shape: tuple[int, ...]
+) -> None:
+    layer, x = conv(8, 6, kernel, padding=kernel // 2), torch.randn(shape)
+    x = x.contiguous(memory_format=torch.channels_last) if innermost else x
+    torch.testing.assert_close(layer(x), library(layer, x))
+
+
+def test_the_form_is_chosen_by_one_item() -> None:
+    layer = conv(160, 160, padding=1)
+    for batch in (1, 2, 9):
+        assert convolution.is_faster_as_product(layer, torch.empty(batch, 160, 4, 4), layer.weight)
+        few = torch.empty(batch, 160, 5, 4)
+        assert not convolution.is_faster_as_product(layer, few, layer.weight)
