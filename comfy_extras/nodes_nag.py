@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from comfy import progress
+from comfy.patching.wrappers import CallbacksMP
+from comfy.sampling.batching import NEGATIVE_FIRST
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
 
@@ -40,23 +42,38 @@ def normalized(
 
 
 class AttentionGuidance:
-    """Patches of attention outputs with the settings of a node."""
+    """Patches of attention outputs with the settings of a node.
+
+    Where both texts share a model call, both results are at hand. Else the negative's call comes
+    first and its results are kept, in order, until the positive's call at the same noise level.
+    """
 
     def __init__(self, scale: float, alpha: float, tau: float) -> None:
         self.settings = (scale, alpha, tau)
         self._warned = False
+        self._call: Any = None  # the list that names the parts of the call in progress
+        self._place = 0  # of the next attention in it
+        self._kept: list[Tensor] = []
+        self._kept_sigma: float | None = None
+
+    def forget(self, *_: Any) -> None:
+        """Let go of what a run left."""
+        self._call, self._kept, self._kept_sigma = None, [], None
 
     def cross(self, out: Tensor, extra_options: dict[str, Any]) -> Tensor:
         """Output of a cross-attention; the batch holds one part for each conditioning entry."""
         order = extra_options["cond_or_uncond"]
-        if POSITIVE not in order or NEGATIVE not in order:
+        self._follow(order, extra_options)
+        parts = list(out.chunk(len(order)))
+        negative = self._negative(parts, order)
+        if POSITIVE not in order:
+            return out
+        if negative is None or negative.shape != parts[0].shape:
             self._warn()
             return out
-        parts = list(out.chunk(len(order)))
-        negative = parts[order.index(NEGATIVE)]
         for place, which in enumerate(order):
             if which == POSITIVE:
-                parts[place] = normalized(parts[place], negative, *self.settings)
+                parts[place] = normalized(parts[place], negative.to(out), *self.settings)
         return torch.cat(parts)
 
     def joint(self, out: Tensor, extra_options: dict[str, Any]) -> Tensor:
@@ -68,13 +85,33 @@ class AttentionGuidance:
         led = self.cross(out[:, span[0] : span[1]], extra_options)
         return torch.cat([out[:, : span[0]], led, out[:, span[1] :]], dim=1)
 
+    def _follow(self, order: list[int], extra_options: dict[str, Any]) -> None:
+        """Notice a new model call and which attention of it this is."""
+        if order is self._call:
+            self._place += 1
+            return
+        self._call, self._place = order, 0
+        sigmas = extra_options.get("sigmas")
+        sigma = None if sigmas is None else float(sigmas[0])
+        if NEGATIVE in order or sigma != self._kept_sigma:
+            self._kept, self._kept_sigma = [], sigma
+
+    def _negative(self, parts: list[Tensor], order: list[int]) -> Tensor | None:
+        """The negative text's result here: of this call, or of the one before."""
+        if NEGATIVE in order:
+            negative = parts[order.index(NEGATIVE)]
+            if POSITIVE not in order:
+                self._kept.append(negative.cpu())  # the device had no room for both
+            return negative
+        return self._kept[self._place] if self._place < len(self._kept) else None
+
     def _warn(self) -> None:
         if not self._warned:
             self._warned = True
             progress.warn(
                 logger,
-                "normalised attention guidance had no effect in a call: it needs both texts in one "
-                "(not enough memory for that, different sizes, or --deterministic)",
+                "normalised attention guidance had no effect in a call: there was no negative text "
+                "for the same area; give the negative conditioning the areas of the positive one",
             )
 
 
@@ -112,6 +149,8 @@ class NAGuidance(io.ComfyNode):
         view.set_model_attn2_output_patch(guidance.cross)
         view.set_model_attn1_output_patch(guidance.joint)
         view.model_options["disable_cfg1_optimization"] = True
+        view.model_options[NEGATIVE_FIRST] = True
+        view.add_callback(CallbacksMP.ON_CLEANUP, guidance.forget)
         return io.NodeOutput(view)
 
 

@@ -25,6 +25,8 @@ from comfy.sampling.jobs import Job, cut
 
 # A joined call must fit this many times over into free memory.
 MEMORY_MARGIN = 1.5
+# Model option: where lists have calls of their own, the negative's comes before the positive's.
+NEGATIVE_FIRST = "negative_first"
 # Starting value of the total weight: cells that no entry covers come out as 0, not as NaN.
 NO_WEIGHT = 1e-37
 
@@ -37,9 +39,15 @@ def _shapes_of(jobs: Sequence[tuple[Job, int]]) -> dict[str, list[list[int]]]:
     return shapes
 
 
-def _choose_batch(model: Any, jobs: Sequence[tuple[Job, int]], device: Any) -> list[int]:
-    """Indices of the jobs of the next call, newest first: as many as fit into memory."""
-    first = jobs[0][0]
+def _choose_batch(
+    model: Any, jobs: Sequence[tuple[Job, int]], device: Any, last_first: bool = False
+) -> list[int]:
+    """Indices of the jobs of the next call, newest first: as many as fit into memory.
+
+    Args:
+        last_first: Begin with the jobs that fit the newest one in place of the oldest.
+    """
+    first = jobs[-1 if last_first else 0][0]
     alike = [i for i in range(len(jobs)) if job_functions.can_concat_cond(jobs[i][0], first)][::-1]
     if len(alike) == 1 or get_runtime().precision.deterministic:
         return alike[:1]  # a larger batch may round differently, and memory differs from day to day
@@ -211,10 +219,11 @@ def _calc_cond_batch(
         patcher.prepare_state(timestep)
     # The weights may still show another entry's hooks, so entries without any count too.
     hooked = any("hooks" in entry for entries in conds for entry in entries or ())
+    last_first = bool(model_options.get(NEGATIVE_FIRST, False))
     for hooks, jobs in by_hooks.items():
         hook_options = patcher.apply_hooks(hooks=hooks) if hooked else {}
         while jobs:
-            chosen = _choose_batch(model, jobs, x_in.device)
+            chosen = _choose_batch(model, jobs, x_in.device, last_first)
             batch = [jobs.pop(index) for index in chosen]
             call = partial(_call_model, model, batch, timestep, model_options, hook_options)
             outputs = call() if patcher is None else residency.run_or_make_room(patcher, call)

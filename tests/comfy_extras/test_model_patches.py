@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from comfy import conds
+from comfy.devices import memory
 from comfy.ldm.unet.model import UNetModel
 from comfy.sampling import noise, run, samplers
 from comfy_extras import (
@@ -141,6 +142,47 @@ def test_nag_leads_the_tokens_of_the_picture_only_and_says_when_it_cannot(
     assert guidance.joint(out, both) is out
     assert guidance.cross(out, {"cond_or_uncond": [0]}) is out
     assert "no effect" in caplog.text
+
+
+@pytest.mark.parametrize("length", [7, 50])
+def test_nag_works_where_each_text_has_a_call_of_its_own(
+    model: Any, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """For want of memory, or because the texts are of too different lengths to be joined."""
+    negative = torch.randn(1, 7, 32, generator=torch.Generator().manual_seed(2))
+    negative = negative.repeat(1, -(-length // 7), 1)[:, :length]
+
+    def run_with(view: Any) -> Tensor:
+        return run.sample_custom(
+            view, noise.prepare_noise(LATENT, 3), 1.0, samplers.ksampler("euler"),
+            torch.tensor([8.0, 1.0, 0.0]), text(1), [[negative, {}]], LATENT, disable_pbar=True,
+            seed=3,
+        )  # fmt: skip
+
+    view = patched(nodes_nag.NAGuidance, model, 5.0, 0.5, 1.5)
+    plain = run_with(model)
+    together = run_with(view)
+    monkeypatch.setattr(memory, "recent_free_memory", lambda *a: 0.0)
+    model.model.calls.clear()
+    apart = run_with(view)
+    assert [call["cond_or_uncond"] for call in model.model.calls] == [[1], [0], [1], [0]]
+    torch.testing.assert_close(apart, together, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(apart, plain, atol=1e-2)
+
+
+def test_nag_keeps_nothing_after_a_run_and_nothing_of_another_level() -> None:
+    guidance = nodes_nag.AttentionGuidance(4.0, 0.3, 1.5)
+    out = torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(1))
+
+    def told(order: list[int], sigma: float) -> dict[str, Any]:
+        return {"cond_or_uncond": order, "sigmas": torch.tensor([sigma])}
+
+    guidance.cross(-out, told([1], 2.0))
+    assert not torch.equal(guidance.cross(out, told([0], 2.0)), out)
+    assert guidance.cross(out, told([0], 1.0)) is out
+    guidance.cross(-out, told([1], 2.0))
+    guidance.forget()
+    assert guidance.cross(out, told([0], 2.0)) is out
 
 
 def test_sag_blurs_where_the_negative_looks(model: Any) -> None:

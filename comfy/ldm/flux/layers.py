@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from comfy import ops
 from comfy.ldm.common_dit import rms_norm
 from comfy.ldm.flux.math import attention, rope
+from comfy.nn import patches
 from comfy.nn import timesteps as waves
 
 NORM_EPS = 1e-6
@@ -298,6 +299,9 @@ class DoubleStreamBlock(nn.Module):
         q, k, v = (torch.cat(pair, dim=2) for pair in zip(*streams))
         attn = attention(q, k, v, pe=pe, mask=attn_mask, transformer_options=transformer_options)
         sizes = [part[0].shape[2] for part in streams]
+        start = 0 if self.flipped_img_txt else sizes[0]
+        picture = (start, start + img.shape[1])
+        attn = patches.attention_output(attn, transformer_options, self.num_heads, picture)
         first, second = attn.split(sizes, dim=1)
         img_attn, txt_attn = (first, second) if self.flipped_img_txt else (second, first)
         img = self._finish("img", img, img_attn, img_mods, modulation_dims_img)
@@ -388,6 +392,8 @@ class SingleStreamBlock(nn.Module):
         q, k, v = _split_qkv(qkv, self.num_heads)
         q, k = self.norm(q, k, v)
         attn = attention(q, k, v, pe=pe, mask=attn_mask, transformer_options=transformer_options)
+        picture = (transformer_options or {}).get("img_slice") or (0, x.shape[1])
+        attn = patches.attention_output(attn, transformer_options, self.num_heads, picture)
         if self.yak_mlp:  # value and gate come the other way round
             value, gate = mlp.chunk(2, dim=-1)
             inner = F.silu(gate) * value

@@ -2,7 +2,8 @@
 
 Custom nodes reach in through ``transformer_options``: ``patches_replace["dit"]`` with keys
 ``("double_block", i)`` and ``("single_block", i)``, ``patches["post_input"]``, and ``control``
-residuals for both kinds of block.
+residuals for both kinds of block; ``patches["attn1_output_patch"]`` sees every attention's result
+and finds the picture's tokens at ``extra_options["img_slice"]``.
 Source: https://github.com/black-forest-labs/flux.
 """
 
@@ -370,6 +371,7 @@ class Flux(nn.Module):
     ) -> Tensor:
         options = shared["transformer_options"]
         options["total_blocks"], options["block_type"] = len(self.single_blocks), "single"
+        options["img_slice"] = [text_length, x.shape[1]]
         if self.params.global_modulation:
             vec = self.single_stream_modulation(vec)[0]
         residuals = (control or {}).get("output") or ()

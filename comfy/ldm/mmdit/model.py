@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
-from comfy.nn import attention
+from comfy.nn import attention, patches
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
 
@@ -186,6 +186,9 @@ class JointBlock(nn.Module):
         attn = attention.optimized_attention(
             q, k, v, self.x_block.attn.heads, transformer_options=transformer_options
         )
+        picture = (context.shape[1], attn.shape[1])
+        heads = self.x_block.attn.heads
+        attn = patches.attention_output(attn, transformer_options, heads, picture)
         context_attn, x_attn = attn.split([context.shape[1], x.shape[1]], dim=1)
         new_context = None
         if not self.context_block.pre_only:

@@ -20,11 +20,11 @@ from torch.nn import functional as F
 from comfy import ops
 from comfy.nn import attention
 from comfy.nn.layout import features_of, tokens_of
+from comfy.nn.patches import told
 
 Options = dict[str, Any]
-PATCH_TABLES = ("patches", "patches_replace")
-MANY = 1 << 18
-"""Elements from which a copy costs more than a call."""
+MANY = 1 << 17
+"""Elements of an item from which a copy costs more than a call."""
 
 
 class GEGLU(nn.Module):
@@ -42,7 +42,7 @@ class GEGLU(nn.Module):
         self.proj = operations.Linear(dim_in, dim_out * 2, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not compiling() and x.numel() >= MANY and ops.is_plain_linear(self.proj):
+        if not compiling() and x[:1].numel() >= MANY and ops.is_plain_linear(self.proj):
             # Two results of half the width: neither is copied, and one takes the product.
             value, gate = ops.linear_parts(self.proj, x, 2)
             return value.mul_(F.gelu(gate))
@@ -212,8 +212,7 @@ class _Hooks:
             options.get("patches_replace") or {}
         )
         if self.patches or self.replace:
-            self.told = {key: value for key, value in options.items() if key not in PATCH_TABLES}
-            self.told.update(n_heads=n_heads, dim_head=dim_head, attn_precision=precision)
+            self.told = told(options, n_heads=n_heads, dim_head=dim_head, attn_precision=precision)
 
     def apply(self, name: str, x: Tensor) -> Tensor:
         """Run the patches of one name over x in turn."""

@@ -96,3 +96,31 @@ def test_control_residuals_reach_the_blocks(golden_folder: Path) -> None:
 def test_axes_that_do_not_fill_a_head_are_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match=r"\[4, 4\].*16"):
         FluxParams(4, 4, None, 8, 32, 2.0, 2, 1, 1, [4, 4], 10000, 2, True, False)
+
+
+@torch.inference_mode()
+def test_every_attention_shows_its_result_and_where_the_picture_is(golden_folder: Path) -> None:
+    net = read_golden_net(golden_folder / "nets/flux.safetensors")
+    model, seen = build(net), []
+    args = given(net)
+    whole = model(**args)
+    text = args["context"].shape[1]
+
+    def watch(out: torch.Tensor, extra_options: dict) -> torch.Tensor:
+        seen.append((tuple(out.shape), tuple(extra_options["img_slice"]), extra_options["n_heads"]))
+        assert "patches" not in extra_options
+        return out
+
+    def darken(out: torch.Tensor, extra_options: dict) -> torch.Tensor:
+        start, stop = extra_options["img_slice"]
+        return torch.cat([out[:, :start], out[:, start:stop] * 0, out[:, stop:]], dim=1)
+
+    def run(patch: object) -> torch.Tensor:
+        options = {"patches": {"attn1_output_patch": [patch]}}
+        return model(**args, transformer_options=options)
+
+    assert torch.equal(run(watch), whole)
+    assert len(seen) == len(model.double_blocks) + len(model.single_blocks)
+    assert all(span == (text, shape[1]) and shape[0] == 2 for shape, span, _ in seen)
+    assert {heads for *_, heads in seen} == {model.num_heads}
+    assert not torch.allclose(run(darken), whole)
