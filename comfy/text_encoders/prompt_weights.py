@@ -46,37 +46,87 @@ def parse_parentheses(string: str) -> list[str]:
     return [piece for piece in pieces if piece]
 
 
+class _Text:
+    """A prompt with the places of its signs, so that each is looked for only once.
+
+    Attributes:
+        text: The prompt, escapes replaced.
+        closing: Place of each "(" that is closed -> place of its ")".
+        colon, bracket: Last ":", and last "(" or ")", before each place; -1 if there is none.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.closing: dict[int, int] = {}
+        self.colon, self.bracket = [-1], [-1]
+        opened: list[int] = []
+        colon = bracket = -1
+        for place, character in enumerate(text):
+            if character == ":":
+                colon = place
+            elif character == "(":
+                opened.append(place)
+                bracket = place
+            elif character == ")":
+                bracket = place
+                if opened:
+                    self.closing[opened.pop()] = place
+            self.colon.append(colon)
+            self.bracket.append(bracket)
+
+    def pieces(self, start: int, end: int) -> list[tuple[int, int]]:
+        """`parse_parentheses` of a part, as places."""
+        found: list[tuple[int, int]] = []
+        while start < end:
+            opening = self.text.find("(", start, end)
+            if opening < 0:
+                opening = end
+            if opening > start:
+                found.append((start, opening))
+            closing = self.closing.get(opening, end)
+            start = min(closing + 1, end)
+            if opening < end:
+                found.append((opening, start))
+        return found
+
+    def inner_weight(self, start: int, end: int, outer: float) -> tuple[int, float]:
+        """Where the text of a group ends and its weight: a number after its last colon, or else
+        the outer weight with emphasis."""
+        colon = self.colon[end]
+        if colon > start and self.bracket[end] < colon:
+            try:
+                weight = float(self.text[colon + 1 : end])
+            except ValueError:
+                weight = math.nan  # a colon in the text, not a weight
+            if math.isfinite(weight):  # neither "nan" nor "inf": they would leave no picture
+                return colon, weight
+        return end, outer * EMPHASIS
+
+
 def token_weights(string: str, current_weight: float) -> list[tuple[str, float]]:
     """Cut text (with escapes replaced) into pieces of one weight each, in order.
+
+    Takes time in proportion to the text, however deep its parentheses are.
 
     Args:
         string: Text as `escape_important` leaves it.
         current_weight: Weight of whatever no parentheses enclose.
     """
+    if "(" not in string:
+        return [(string, current_weight)] if string else []
+    text = _Text(string)
     # An explicit stack instead of recursion: nesting is as deep as whoever typed it wanted.
     result: list[tuple[str, float]] = []
-    stack = [(piece, current_weight) for piece in reversed(parse_parentheses(string))]
+    stack = [(*piece, current_weight) for piece in reversed(text.pieces(0, len(string)))]
     while stack:
-        piece, weight = stack.pop()
-        if not (len(piece) >= 2 and piece[0] == "(" and piece[-1] == ")"):
-            result.append((piece, weight))
+        start, end, weight = stack.pop()
+        if not (end - start >= 2 and string[start] == "(" and string[end - 1] == ")"):
+            result.append((string[start:end], weight))
             continue
-        inner, weight = _inner_weight(piece[1:-1], weight)
-        stack.extend((part, weight) for part in reversed(parse_parentheses(inner)))
+        inner_end, weight = text.inner_weight(start + 1, end - 1, weight)
+        parts = text.pieces(start + 1, inner_end)
+        stack.extend((*part, weight) for part in reversed(parts))
     return result
-
-
-def _inner_weight(inner: str, outer_weight: float) -> tuple[str, float]:
-    """What a group holds and the weight it gives: a number after its last colon, else emphasis."""
-    colon = inner.rfind(":")
-    if colon > 0:
-        try:
-            weight = float(inner[colon + 1 :])
-        except ValueError:
-            weight = math.nan  # a colon in the text, not a weight
-        if math.isfinite(weight):  # neither "nan" nor "inf": they would leave no picture
-            return inner[:colon], weight
-    return inner, outer_weight * EMPHASIS
 
 
 def parse_prompt(text: str) -> list[tuple[str, float]]:

@@ -2,14 +2,62 @@
 
 from __future__ import annotations
 
-import pytest
+import time
 
-from comfy.text_encoders.prompt_weights import parse_prompt, token_weights
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from comfy.text_encoders.prompt_weights import parse_parentheses, parse_prompt, token_weights
 
 
 def test_every_recorded_prompt_parses_alike(golden_json) -> None:
     for text, expected in golden_json("prompt_weight_parse.json").items():
         assert [list(piece) for piece in parse_prompt(text)] == expected, text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * 50_000,
+        "(" * 25_000 + "a" + ")" * 25_000,
+        "(" * 25_000 + ":" + ")" * 25_000,
+        "(:" * 20_000 + ")" * 17_000,
+        "(a:1" * 15_000 + ")" * 12_000,
+        "(a)" * 20_000,
+        ")" * 50_000,
+    ],
+)
+def test_hostile_texts_take_time_in_proportion(text: str) -> None:
+    """Cutting out every level anew takes minutes."""
+    begin = time.process_time()
+    parse_prompt(text)
+    assert time.process_time() - begin < 5.0
+
+
+def recursive_weights(text: str, weight: float) -> list[tuple[str, float]]:
+    """The rule as it is told: cut at the outermost parentheses, then again inside of each."""
+    pieces: list[tuple[str, float]] = []
+    for piece in parse_parentheses(text):
+        if len(piece) < 2 or piece[0] != "(" or piece[-1] != ")":
+            pieces.append((piece, weight))
+            continue
+        inner, _, number = piece[1:-1].rpartition(":")
+        try:
+            explicit = float(number) if inner else float("nan")
+        except ValueError:
+            explicit = float("nan")
+        if abs(explicit) < float("inf"):
+            pieces += recursive_weights(inner, explicit)
+        else:
+            pieces += recursive_weights(piece[1:-1], weight * 1.1)
+    return pieces
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="(():a1.-", max_size=24))
+def test_the_pieces_are_those_of_the_rule(text: str) -> None:
+    assert token_weights(text, 1.0) == recursive_weights(text, 1.0)
 
 
 def test_nesting_deeper_than_the_interpreter_recurses() -> None:
