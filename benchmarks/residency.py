@@ -26,6 +26,7 @@ from torch import nn
 
 from comfy import ops
 from comfy.devices import residency
+from comfy.ldm.unet.model import UNetModel
 from comfy.patching.patcher import ModelPatcher
 from comfy.weights.adapters import LoRAAdapter
 from comfy.weights.assign import assign_weights
@@ -33,6 +34,22 @@ from comfy.weights.state_dict import load_torch_file
 
 CPU = torch.device("cpu")
 MIB = 2**20
+ROUNDS = 5  # of a measurement whose median counts
+SDXL_UNET: dict[str, Any] = {
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 320,
+    "num_res_blocks": [2, 2, 2],
+    "channel_mult": [1, 2, 4],
+    "transformer_depth": [0, 0, 2, 2, 10, 10],
+    "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
+    "transformer_depth_middle": 10,
+    "context_dim": 2048,
+    "num_head_channels": 64,
+    "use_linear_in_transformer": True,
+    "adm_in_channels": 2816,
+    "num_classes": "sequential",
+}
 PARTS = ("load", "patch", "switch", "clone", "flatness", "budget")
 
 
@@ -79,12 +96,13 @@ def best(call: Callable[[], Any], repeats: int = 3) -> float:
 
 
 def lora_for(model: nn.Module, rank: int, seed: int = 0) -> dict[str, LoRAAdapter]:
-    """A LoRA on every linear layer."""
+    """A LoRA on every layer."""
     generator = torch.Generator().manual_seed(seed)
     patches = {}
     for key, weight in model.state_dict().items():
-        up = torch.randn(weight.shape[0], rank, generator=generator) * 0.01
-        down = torch.randn(rank, weight.shape[1], generator=generator) * 0.01
+        ones = (1,) * (weight.ndim - 2)
+        up = torch.randn(weight.shape[0], rank, *ones, generator=generator) * 0.01
+        down = torch.randn(rank, *weight.shape[1:], generator=generator) * 0.01
         patches[key] = LoRAAdapter(set(), (up, down, float(rank), None, None, None))
     return patches
 
@@ -134,42 +152,57 @@ def bench_load(folder: Path, width: int, count: int) -> None:
     )
 
 
-def bench_patch(width: int, count: int, rank: int) -> None:
-    """Patching and changing to another LoRA, against the matrix products alone."""
-    print("patching with a LoRA (goal: within 1.3 x of the matrix products alone)")
+class Layers(nn.Module):
+    """The linear layers and convolutions of SDXL's UNet, every `one_in`-th of them."""
+
+    def __init__(self, one_in: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        whole = UNetModel(**SDXL_UNET, device="meta").state_dict()
+        shapes = [w.shape for key, w in whole.items() if key.endswith("weight") and w.ndim > 1]
+        options = {"dtype": dtype, "bias": False}
+        self.layers = nn.ModuleList(
+            ops.manual_cast.Linear(shape[1], shape[0], **options)
+            if len(shape) == 2
+            else ops.manual_cast.Conv2d(shape[1], shape[0], shape[2], **options)
+            for shape in shapes[::one_in]
+        )
+        self.requires_grad_(False)
+
+
+def bench_patch(one_in: int, rank: int) -> None:
+    """Patching and changing to another LoRA and back, against the matrix products alone."""
+    print(
+        f"patching one in {one_in} of SDXL's weights with a LoRA of rank {rank} "
+        "(goal: within 1.3 x of the matrix products alone; medians)"
+    )
     for dtype in (torch.float32, torch.float16):
-        model = Blocks(width, count, dtype)
+        model = Layers(one_in, dtype)
         for parameter in model.parameters():
             parameter.data.normal_()
         views = [ModelPatcher(model, CPU, CPU) for _ in range(2)]
         for number, view in enumerate(views):
             view.add_patches(lora_for(model, rank, number))
-        adapters = [patch[0][1] for patch in views[0].patches.values()]
+        factors = [patch[0][1].weights[:2] for patch in views[0].patches.values()]
+        factors = [(up.flatten(1), down.flatten(1)) for up, down in factors]
         weights = [p.detach() for p in model.parameters()]
-
-        def products(adapters: Any = adapters) -> None:
-            for adapter in adapters:
-                torch.mm(adapter.weights[0], adapter.weights[1])
-
-        def first(views: Any = views) -> float:
-            seconds = best(lambda: views[0].patch_model(CPU), 1)
+        calls: dict[str, Callable[[], Any]] = {
+            "products": lambda f=factors: [None for up, down in f if torch.mm(up, down) is None],
+            "products, kept": lambda f=factors: [torch.mm(up, down) for up, down in f],
+            "copying the weights": lambda w=weights: [one.clone() for one in w],
+            "first patch": lambda v=views: v[0].patch_model(CPU),
+            "to another LoRA": lambda v=views: v[1].patch_model(CPU),
+            "and back": lambda v=views: v[0].patch_model(CPU),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(ROUNDS):
+            for name, call in calls.items():
+                seconds[name].append(best(call, 1))
             views[0].unpatch_model()
-            return seconds
-
-        def copies(weights: Any = weights) -> Any:
-            return [w.clone() for w in weights]
-
-        plain, copy_s = best(products, 5), best(copies, 5)
-        patched = min(first() for _ in range(5))
-        views[0].patch_model(CPU)
-        changes = [best(lambda v=view: v.patch_model(CPU), 1) for view in views[::-1] * 4]
-        changed = min(changes)
-        views[0].unpatch_model()
-        print(
-            f"  {str(dtype)[6:]}, {len(adapters)} weights, rank {rank}: products {plain:.2f} s, "
-            f"copying the weights {copy_s:.2f} s, patching {patched:.2f} s "
-            f"({patched / plain:.2f} x), to another LoRA {changed:.2f} s ({changed / plain:.2f} x)"
-        )
+        medians = {name: sorted(measured)[ROUNDS // 2] for name, measured in seconds.items()}
+        size = sum(w.nbytes for w in weights) / MIB
+        print(f"  {str(dtype)[6:]}, {len(factors)} weights of {size:.0f} MiB:")
+        for name, median in medians.items():
+            print(f"    {name}: {median:.3f} s ({median / medians['products']:.2f} x)")
 
 
 def bench_switch(width: int, count: int) -> None:
@@ -262,12 +295,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part")
+    parser.add_argument("--one-in", type=int, help="patch: take one in so many of SDXL's weights")
     arguments = parser.parse_args()
     quick = arguments.quick
     width, count = (512, 4) if quick else (1280, 12)
     parts: dict[str, Callable[[], None]] = {
         "load": lambda: bench_load(Path(folder), width, count),
-        "patch": lambda: bench_patch(width, count, 32),
+        "patch": lambda: bench_patch(arguments.one_in or (32 if quick else 8), 32),
         "switch": lambda: bench_switch(width, count),
         "clone": bench_clone,
         "flatness": lambda: bench_flatness(50 if quick else 200),

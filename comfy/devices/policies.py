@@ -48,6 +48,7 @@ class MemoryPolicy:
         pinned_memory: Page-lock host copies of streamed weights.
         force_non_blocking: Use non-blocking copies wherever a tensor allows it.
         memory_map: Memory-map weight files instead of reading them.
+        huge_pages: Ask the system for huge pages for large weights.
         dynamic_residency: Use the per-weight patcher as the core one; None decides.
         idle_unload_s: Unload models nobody used for this many seconds; None never.
     """
@@ -62,6 +63,7 @@ class MemoryPolicy:
     pinned_memory: bool = True
     force_non_blocking: bool = False
     memory_map: bool = True
+    huge_pages: bool = True
     dynamic_residency: bool | None = None
     idle_unload_s: float | None = None
 

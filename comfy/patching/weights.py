@@ -109,7 +109,9 @@ class WeightPatching:
         device = device or weight.device
         own = type(self).calculate_weight is WeightPatching.calculate_weight
         if own and convert is None and device == weight.device and not arithmetic.is_replaced():
-            quick = row_blocks.patched(self.patches[key], weight.detach(), key)
+            quick = row_blocks.patched(
+                self.patches[key], weight.detach(), key, self.residence.memory
+            )
             if quick is not None:
                 return quick
         if convert is not None:

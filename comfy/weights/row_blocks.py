@@ -2,7 +2,8 @@
 
 A rank of 32 makes the product cheap and the memory traffic dear: a float16 weight widened to
 float32, added to and narrowed again as a whole crosses the memory bus six times. In blocks of rows
-the wide form stays in the processor's cache, and each weight is read once and written once.
+the wide form stays in the processor's cache, and each weight is read once and written once, into
+memory that a former LoRA's weight had if there was one.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ import torch
 
 from comfy.weights.adapters.base import AdapterError
 from comfy.weights.adapters.lora import LoRAAdapter
+from comfy.weights.pages import WeightMemory, is_channels_last
 
-BLOCK_ELEMENTS = 2**19
-"""Elements of a block: 2 MiB in float32, what the second-level caches of two cores hold."""
+BLOCK_ELEMENTS = 2**21
+"""Elements of a block of a float32 weight: 8 MiB, what a third-level cache holds."""
+
+WIDE_ELEMENTS = 2**19
+"""Elements of a block that is widened to float32: 2 MiB, what the caches of two cores hold."""
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Storage types that are rounded by a plain cast."""
@@ -33,7 +38,9 @@ class Term(NamedTuple):
     stop: int
 
 
-def patched(patches: Sequence[Any], weight: torch.Tensor, key: str) -> torch.Tensor | None:
+def patched(
+    patches: Sequence[Any], weight: torch.Tensor, key: str, memory: WeightMemory
+) -> torch.Tensor | None:
     """The weight with its patches in its own type; None when they are not all plain LoRAs.
 
     The arithmetic is that of `arithmetic.calculate_weight` in float32.
@@ -42,23 +49,20 @@ def patched(patches: Sequence[Any], weight: torch.Tensor, key: str) -> torch.Ten
         patches: As for `calculate_weight`.
         weight: Not modified.
         key: For messages.
+        memory: Where the result is put.
     """
     if weight.device.type != "cpu" or weight.dtype not in TYPES or weight.ndim < 2:
         return None
     channels_last = not weight.is_contiguous()
-    if channels_last and not _is_channels_last(weight):
+    if channels_last and not is_channels_last(weight):
         return None
     terms = [_term(patch, weight, key, channels_last) for patch in patches]
     known = [term for term in terms if term is not None]
     if not known or len(known) < len(terms):
         return None
-    out = torch.empty_like(weight)  # keeps the layout
+    out = memory.empty_like(weight)  # keeps the layout
     _fill(_as_matrix(out), _as_matrix(weight), known)
     return out
-
-
-def _is_channels_last(weight: torch.Tensor) -> bool:
-    return weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,9 +91,10 @@ def _term(patch: Any, weight: torch.Tensor, key: str, channels_last: bool) -> Te
 
 def _fill(out: torch.Tensor, weight: torch.Tensor, terms: Sequence[Term]) -> None:
     rows, columns = weight.shape
-    blocks = max(1, -(-rows * columns // BLOCK_ELEMENTS))
+    plain = out.dtype == torch.float32
+    blocks = max(1, -(-rows * columns // (BLOCK_ELEMENTS if plain else WIDE_ELEMENTS)))
     step = -(-rows // blocks)
-    wide = None if out.dtype == torch.float32 else torch.empty(step, columns)
+    wide = None if plain else torch.empty(step, columns)
     for start in range(0, rows, step):
         stop = min(rows, start + step)
         block = out[start:stop] if wide is None else wide[: stop - start]

@@ -11,6 +11,7 @@ from torch import nn
 from comfy.patching.patcher import ModelPatcher
 from comfy.weights import arithmetic, row_blocks
 from comfy.weights.adapters import LoRAAdapter
+from comfy.weights.pages import WeightMemory
 
 CPU = torch.device("cpu")
 
@@ -18,6 +19,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_blocks, "BLOCK_ELEMENTS", 700)
+    monkeypatch.setattr(row_blocks, "WIDE_ELEMENTS", 500)
 
 
 def lora(shape: tuple[int, ...], rank: int = 4, alpha: float | None = 2.0, **parts: Any) -> Any:
@@ -38,7 +40,7 @@ def test_blocks_give_the_bits_of_the_whole(shape: tuple[int, ...], dtype: torch.
     weight = torch.randn(shape).to(dtype)
     before = weight.clone()
     patches = [(0.8, lora(shape), 1.0, None, None), (-1.7, lora(shape, 1, None), 0.6, None, None)]
-    got = row_blocks.patched(patches, weight, "w")
+    got = row_blocks.patched(patches, weight, "w", WeightMemory())
     assert got is not None
     assert torch.equal(got, whole(patches, weight))
     assert torch.equal(weight, before)
@@ -51,7 +53,7 @@ def test_a_slice_of_rows_is_changed_alone(offset: tuple[int, int, int]) -> None:
         (0.5, lora((offset[2], 30)), 0.25, offset, None),
         (1.5, lora((100, 30)), 1.0, None, None),
     ]
-    got = row_blocks.patched(patches, weight, "w")
+    got = row_blocks.patched(patches, weight, "w", WeightMemory())
     assert got is not None
     assert torch.equal(got, whole(patches, weight))
 
@@ -59,7 +61,7 @@ def test_a_slice_of_rows_is_changed_alone(offset: tuple[int, int, int]) -> None:
 def test_channels_last_weights_keep_their_layout() -> None:
     weight = torch.randn(40, 8, 3, 3).half().contiguous(memory_format=torch.channels_last)
     patches = [(0.7, lora((40, 8, 3, 3)), 1.0, None, None)]
-    got = row_blocks.patched(patches, weight, "w")
+    got = row_blocks.patched(patches, weight, "w", WeightMemory())
     assert got is not None
     assert got.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(got, whole(patches, weight), rtol=1e-3, atol=1e-6)
@@ -70,7 +72,7 @@ def test_a_core_is_contracted_into_the_product() -> None:
     up, down, mid = torch.randn(24, 4, 1, 1), torch.randn(4, 6, 1, 1), torch.randn(4, 4, 3, 3)
     adapter = LoRAAdapter(set(), (up, down, 2.0, mid, None, None))
     patches = [(0.7, adapter, 1.0, None, None)]
-    got = row_blocks.patched(patches, weight, "w")
+    got = row_blocks.patched(patches, weight, "w", WeightMemory())
     assert got is not None
     assert torch.equal(got, whole(patches, weight))
 
@@ -90,12 +92,15 @@ def test_a_core_is_contracted_into_the_product() -> None:
 )
 def test_other_changes_are_left_to_the_general_arithmetic(patch: Any) -> None:
     plain = (1.0, lora((6, 5)), 1.0, None, None)
-    assert row_blocks.patched([plain, patch], torch.zeros(6, 5), "w") is None
+    assert row_blocks.patched([plain, patch], torch.zeros(6, 5), "w", WeightMemory()) is None
 
 
 def test_float8_is_left_to_the_general_arithmetic() -> None:
     weight = torch.zeros(6, 5).to(torch.float8_e4m3fn)
-    assert row_blocks.patched([(1.0, lora((6, 5)), 1.0, None, None)], weight, "w") is None
+    assert (
+        row_blocks.patched([(1.0, lora((6, 5)), 1.0, None, None)], weight, "w", WeightMemory())
+        is None
+    )
 
 
 class Counting(ModelPatcher):
