@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from aiohttp import web
@@ -19,8 +20,15 @@ from comfy_execution.wire import dump_json
 MAX_DEPTH = 200
 MAX_VALUES = 750_000
 
-_BRACKET = re.compile(rb"[\[\]{}]")
-_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+FEW_VALUES = 1000  # bodies with no more are not worth a look at their parts
+MANY_DIGITS = b"0" * 200  # with a short exponent still no overflow
+
+_ALL_BUT_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
+_STEPS = [1 if code in b"[{" else -1 if code in b"]}" else 0 for code in range(256)]
+_DIGITS_ALIKE = bytes(ord("0") if code in b"0123456789" else code for code in range(256))
+_EXPONENT = re.compile(rb"[eE][+]?[0-9]{2}")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]")
 
 
 class BadJson(ValueError):
@@ -48,26 +56,36 @@ def error_response(
     return json_response({"error": message, **extra}, status, headers)
 
 
-def _measure(body: bytes) -> None:
-    """Raises BadJson for a body that is nested too deeply or holds too many values."""
+def _measure(body: bytes) -> bytes:
+    """Refuses a body that is nested too deeply or holds too many values.
+
+    Returns:
+        What may hold its numbers: the body, or of a long one what stands outside of texts.
+    Raises:
+        BadJson: saying how much is too much.
+    """
     opened = body.count(b"[") + body.count(b"{")
-    if opened <= MAX_DEPTH and body.count(b",") + opened <= MAX_VALUES:
-        return
+    if opened <= MAX_DEPTH and body.count(b",") <= FEW_VALUES:
+        return body
     bare = _without_strings(body)
     values = bare.count(b",") + bare.count(b"[") + bare.count(b"{")
     if values > MAX_VALUES:
         raise BadJson(f"the body holds {values} JSON values; at most {MAX_VALUES} are accepted")
-    depth = 0
-    for match in _BRACKET.finditer(bare):
-        depth += 1 if match.group() in b"[{" else -1
-        if depth > MAX_DEPTH:
-            raise BadJson(f"the body is nested more than {MAX_DEPTH} levels deep")
+    brackets = bare.translate(None, _ALL_BUT_BRACKETS)
+    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MAX_DEPTH:
+        raise BadJson(f"the body is nested more than {MAX_DEPTH} levels deep")
+    return bare
 
 
 def _without_strings(body: bytes) -> bytes:
     """What stands outside of texts; where the JSON is broken, something else from there on."""
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     return b"".join(unescaped.split(b'"')[::2])
+
+
+def _has_huge_numbers(bare: bytes) -> bool:
+    """Whether a number may be too large for a float; a text may look like one."""
+    return _EXPONENT.search(bare) is not None or MANY_DIGITS in bare.translate(_DIGITS_ALIKE)
 
 
 def _finite(text: str) -> float:
@@ -77,7 +95,8 @@ def _finite(text: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _: None)
+_TRUSTING = json.JSONDecoder(parse_constant=lambda _: None)
+_CHECKING = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _: None)
 
 
 def _refuse_long_integer(error: ValueError) -> NoReturn:
@@ -90,13 +109,13 @@ def loads(body: bytes) -> Any:
     Raises:
         BadJson: not UTF-8, not JSON, too deep, too many values, a number out of range.
     """
-    _measure(body)
+    decoder = _CHECKING if _has_huge_numbers(_measure(body)) else _TRUSTING
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadJson(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
     try:
-        value = _DECODER.decode(text)
+        value = decoder.decode(text)
     except json.JSONDecodeError as error:
         found = "an empty body" if not text.strip() else f"{error.msg} at line {error.lineno}"
         raise BadJson(f"the body is not JSON: {found}") from error
@@ -106,18 +125,17 @@ def loads(body: bytes) -> Any:
         raise BadJson(f"the body is nested more than {MAX_DEPTH} levels deep") from error
     except ValueError as error:  # an integer with more digits than Python converts
         _refuse_long_integer(error)
-    if _SURROGATE_ESCAPE.search(body):
-        _refuse_unpaired_surrogates(value)
+    if _SURROGATE.search(body) and _has_unpaired_surrogates(body):
+        raise BadJson(
+            "the body holds half of a surrogate pair (\\ud800 to \\udfff); send whole characters"
+        )
     return value
 
 
-def _refuse_unpaired_surrogates(value: Any) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise BadJson(
-            "the body holds half of a surrogate pair (\\ud800 to \\udfff); send whole characters"
-        ) from error
+def _has_unpaired_surrogates(body: bytes) -> bool:
+    """Whether a text of valid JSON has an escape that is half a character."""
+    escapes = body.replace(b"\\\\", b"  ")  # what follows two backslashes is no escape
+    return len(_SURROGATE.findall(escapes)) != 2 * len(_PAIR.findall(escapes))
 
 
 async def read_json(request: web.Request) -> Any:

@@ -36,6 +36,47 @@ def test_what_enters_is_plain_json() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "is_whole"),
+    [
+        (r"\ud83d\ude00", True),
+        (r"\uD83D\uDE00 \ud83d\ude01", True),
+        (r"\\ud83d", True),
+        (r"\\\ud83d\ude00", True),
+        (r"\ud83d\\\ude00", False),
+        (r"\\\ud83d", False),
+        (r"\ude00\ud83d", False),
+        (r"\ud83d\ud83d\ude00", False),
+        (r"\ud83d \ude00", False),
+        (r"\ud83d\u0041", False),
+        (r"\udc00", False),
+    ],
+)
+@pytest.mark.parametrize("padding", ["", "[" * 150 + "]" * 150])
+def test_only_whole_characters_are_accepted(text: str, is_whole: bool, padding: str) -> None:
+    body = f'{{"a": "{padding}{text}", "b": [{",".join("[0.5]" for _ in range(300))}]}}'.encode()
+    if is_whole:
+        assert loads(body) == json.loads(body)
+        return
+    with pytest.raises(BadJson, match="surrogate"):
+        loads(body)
+
+
+@pytest.mark.parametrize(
+    "number", ["1e400", "-1E+0999", "9" * 330 + ".5", "9" * 301 + "e9", "9" * 305 + "E6", "12e308"]
+)
+@pytest.mark.parametrize("values", [1, 5000])
+def test_numbers_out_of_range_are_refused_wherever_they_stand(number: str, values: int) -> None:
+    many = ",".join(["[1.25]"] * values)
+    with pytest.raises(BadJson, match="out of range"):
+        loads(f'{{"a": [{many}, {number}], "c": "x"}}'.encode())
+
+
+def test_large_numbers_and_texts_like_numbers_are_accepted() -> None:
+    body = b'{"a": 1e300, "b": "9e99999", "c": [' + b"[2.5]," * 300 + b'"1e999"]}'
+    assert loads(body) == json.loads(body)
+
+
 def nested(depth: int) -> bytes:
     return b"[" * depth + b"]" * depth
 
