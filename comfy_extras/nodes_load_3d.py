@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any
 
 import folder_paths
@@ -24,6 +25,24 @@ def model_files() -> list[str]:
                 path = os.path.relpath(os.path.join(folder, name), root)
                 found.append(path.replace(os.sep, "/"))
     return sorted(found)
+
+
+def below_output(model_file: str) -> str:
+    """Path of a 3D file below the output folder, which is all that the editor's viewer reads.
+
+    A file that is only in the input folder (or in the one its name is marked with, as in
+    `a.glb [temp]`) is copied there under the same name.
+
+    Raises:
+        ValueError: the name leads outside the folders.
+    """
+    name, marked = folder_paths.annotated_filepath(model_file)
+    source = folder_paths.confine(marked or folder_paths.get_input_directory(), name)
+    target = folder_paths.confine(folder_paths.get_output_directory(), name)
+    if os.path.isfile(source) and not os.path.exists(target):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copyfile(source, target)
+    return name
 
 
 def side_input(id: str) -> io.Int.Input:
@@ -78,7 +97,7 @@ class Load3D(io.ComfyNode):
 
 
 class Preview3D(io.ComfyNode):
-    """Shows a 3D file of the output folder."""
+    """Shows a 3D file of the output folder, or brings it there."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -99,7 +118,10 @@ class Preview3D(io.ComfyNode):
     @classmethod
     def execute(cls, model_file: str, **kwargs: Any) -> io.NodeOutput:
         shown = ui.PreviewUI3D(
-            model_file, kwargs.get("camera_info"), bg_image=kwargs.get("bg_image"), cls=cls
+            below_output(model_file),
+            kwargs.get("camera_info"),
+            bg_image=kwargs.get("bg_image"),
+            cls=cls,
         )
         return io.NodeOutput(ui=shown)
 

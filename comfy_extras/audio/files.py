@@ -65,6 +65,8 @@ class RecordAudio(io.ComfyNode):
 
     @classmethod
     def execute(cls, audio: str) -> io.NodeOutput:
+        if not audio:
+            raise ValueError("nothing was recorded; record a sound on the node before running it")
         return io.NodeOutput(load_audio(folder_paths.get_annotated_filepath(audio)))
 
     load = execute

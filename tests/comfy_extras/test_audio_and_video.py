@@ -227,3 +227,8 @@ def test_nothing_is_left_of_a_sound_that_cannot_be_written(output: Path) -> None
 def test_a_file_that_cannot_be_opened_is_no_sound(output: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot read .* as sound"):
         load_audio(str(output))
+
+
+def test_a_recording_that_was_not_made_is_named() -> None:
+    with pytest.raises(ValueError, match="nothing was recorded"):
+        files.RecordAudio.execute("")

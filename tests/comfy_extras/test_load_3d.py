@@ -15,13 +15,15 @@ from comfy_extras.nodes_load_3d import Load3D, Preview3D, model_files
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Iterator[Path]:
-    """Input and temporary folder of this test."""
-    before = folder_paths.get_input_directory(), folder_paths.get_temp_directory()
+    """Input folder of this test; below it lie the ones for results and temporary files."""
+    before = [folder_paths.get_directory_by_type(kind) for kind in ("input", "output", "temp")]
     folder_paths.set_input_directory(str(tmp_path))
+    folder_paths.set_output_directory(str(tmp_path / "output"))
     folder_paths.set_temp_directory(str(tmp_path / "temp"))
     yield tmp_path
-    folder_paths.set_input_directory(before[0])
-    folder_paths.set_temp_directory(before[1])
+    folder_paths.set_input_directory(str(before[0]))
+    folder_paths.set_output_directory(str(before[1]))
+    folder_paths.set_temp_directory(str(before[2]))
 
 
 def test_3d_files_are_listed_with_their_folders(folders: Path) -> None:
@@ -66,3 +68,18 @@ def test_a_file_is_shown_with_camera_and_background(folders: Path) -> None:
     assert shown == {"result": ["mesh/a.glb", {"zoom": 2}, None]}
     behind = Preview3D.execute("a.glb", bg_image=torch.zeros(1, 2, 2, 3)).ui.as_dict()
     assert behind["result"][2].startswith("temp/")
+
+
+def test_a_file_of_another_folder_is_brought_to_the_viewer(folders: Path) -> None:
+    for folder, name in ((folders / "3d", "a.glb"), (folders / "temp", "b.glb")):
+        folder.mkdir()
+        (folder / name).write_text(name)
+    assert Preview3D.execute("3d/a.glb").ui.as_dict()["result"][0] == "3d/a.glb"
+    assert Preview3D.execute("b.glb [temp]").ui.as_dict()["result"][0] == "b.glb"
+    assert (folders / "output/3d/a.glb").read_text() == "a.glb"
+    (folders / "3d/a.glb").write_text("changed")
+    Preview3D.execute("3d/a.glb")  # the result of that name is shown, never overwritten
+    assert (folders / "output/3d/a.glb").read_text() == "a.glb"
+    for outside in ("../a.glb", "/etc/passwd"):
+        with pytest.raises(ValueError, match="outside"):
+            Preview3D.execute(outside)
