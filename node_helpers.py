@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,7 +11,10 @@ import torch
 from PIL import Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
 
+from comfy import progress
 from comfy.cli_args import args
+
+logger = logging.getLogger(__name__)
 
 Source = TypeVar("Source")
 Result = TypeVar("Result")
@@ -46,7 +50,7 @@ def conditioning_set_values(
 
 
 def pillow(fn: Callable[[Source], Result], arg: Source) -> Result:
-    """Calls a Pillow function on a file, accepting one that ends early.
+    """Calls a Pillow function on a file, accepting one that ends early, and saying so.
 
     Some programs write pictures whose last bytes are missing; Pillow refuses them unless told
     otherwise.
@@ -64,9 +68,12 @@ def pillow(fn: Callable[[Source], Result], arg: Source) -> Result:
         before = ImageFile.LOAD_TRUNCATED_IMAGES
         ImageFile.LOAD_TRUNCATED_IMAGES = True
         try:
-            return fn(arg)
+            result = fn(arg)
         finally:
             ImageFile.LOAD_TRUNCATED_IMAGES = before
+        name = getattr(arg, "filename", "") or "a picture"
+        progress.warn(logger, "%s ends early: what its file lacks is left grey", name)
+        return result
 
 
 def load_pixels(picture: Image.Image, mode: str) -> Image.Image:

@@ -4,15 +4,17 @@ folders.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import string
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, ImageSequence
+from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from comfy.sampling.environment import environment
 from comfy_api.internal.watched_file import watched_file
 
 ROWS_AT_ONCE = 256  # of a picture that is converted: a cancellation is noticed in between
+SHOWN_BYTES = 12  # of a file that is no picture, in the error about it
 NO_ALPHA_SIZE = 64  # side of the blank mask that stands for "this picture has no transparency"
 
 
@@ -53,18 +56,21 @@ class LoadImage:
 
         Args:
             image: Name in the input folder, or `name [output]` and the like.
+
+        Raises:
+            ValueError: The file is no picture that can be read.
         """
-        opened = node_helpers.pillow(Image.open, folder_paths.get_annotated_filepath(image))
         pictures: list[Tensor] = []
         masks: list[Tensor] = []
-        for frame in ImageSequence.Iterator(opened):
-            upright = node_helpers.pillow(ImageOps.exif_transpose, frame)
-            if pictures and pictures[0].shape[1:3] != (upright.height, upright.width):
-                continue  # a thumbnail or another page, not a frame of the same picture
-            pictures.append(_colours(upright))
-            masks.append(_transparency(upright))
-            if opened.format == "MPO":
-                break  # the further frames are views for 3D displays
+        with _opened(image) as opened:
+            for frame in ImageSequence.Iterator(opened):
+                upright = node_helpers.pillow(ImageOps.exif_transpose, frame)
+                if pictures and pictures[0].shape[1:3] != (upright.height, upright.width):
+                    continue  # a thumbnail or another page, not a frame of the same picture
+                pictures.append(_colours(upright))
+                masks.append(_transparency(upright))
+                if opened.format == "MPO":
+                    break  # the further frames are views for 3D displays
         return (torch.cat(pictures), torch.cat(masks))
 
     @classmethod
@@ -99,13 +105,16 @@ class LoadImageMask:
     def load_image(self, image: str, channel: str) -> tuple[Tensor]:
         """The channel as a mask [1, H, W]; the alpha channel is inverted, so that 1 is
         transparent.
+
+        Raises:
+            ValueError: The file is no picture that can be read.
         """
-        opened = node_helpers.pillow(Image.open, folder_paths.get_annotated_filepath(image))
-        picture = _in_eight_bits(node_helpers.pillow(ImageOps.exif_transpose, opened))
-        if channel == "alpha":
-            return (_transparency(picture),)
-        letter = channel[0].upper()
-        values = node_helpers.load_pixels(picture, "RGB").getchannel(letter)
+        with _opened(image) as opened:
+            picture = _in_eight_bits(node_helpers.pillow(ImageOps.exif_transpose, opened))
+            if channel == "alpha":
+                return (_transparency(picture),)
+            letter = channel[0].upper()
+            values = node_helpers.load_pixels(picture, "RGB").getchannel(letter)
         return (_unit_range(values).unsqueeze(0),)
 
     @classmethod
@@ -232,6 +241,30 @@ def to_picture(image: Tensor) -> Image.Image:
         rows = slice(top, top + ROWS_AT_ONCE)
         values[rows] = np.clip(255.0 * image[rows].cpu().float().numpy(), 0, 255).astype(np.uint8)
     return Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values)
+
+
+@contextlib.contextmanager
+def _opened(name: str) -> Iterator[Image.Image]:
+    """A picture of the input folder, to be decoded in the block.
+
+    Raises:
+        ValueError: The file is no picture that can be read; the text says what it begins with.
+    """
+    path = folder_paths.get_annotated_filepath(name)
+    try:
+        with node_helpers.pillow(Image.open, path) as opened:
+            yield opened
+    except (UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            start = file.read(SHOWN_BYTES)
+            found = f"a file that begins with {start!r}" if start else "an empty file"
+            raise ValueError(
+                f"image: expected a picture (PNG, JPEG, WebP, GIF, ...), found {found}: {name} "
+                f"cannot be read ({error}); choose another one or save it again"
+            ) from error
+        raise ValueError(f"image: {name} cannot be read ({error}); choose another one") from error
 
 
 def _unit_range(picture: Image.Image) -> Tensor:

@@ -8,6 +8,7 @@ import json
 import os
 from typing import Any
 
+import safetensors
 import safetensors.torch
 
 import folder_paths
@@ -86,7 +87,13 @@ class LoadLatent:
             ValueError: The file holds no latent.
         """
         path = folder_paths.get_annotated_filepath(latent)
-        tensors = safetensors.torch.load_file(path, device="cpu")
+        try:
+            tensors = safetensors.torch.load_file(path, device="cpu")
+        except safetensors.SafetensorError as error:
+            raise ValueError(
+                f"latent: expected a file that a Save Latent node wrote, found {latent}, which "
+                f"cannot be read ({error}); choose another one"
+            ) from error
         if "latent_tensor" not in tensors:
             raise ValueError(
                 f"{latent} is not a latent file: it holds {sorted(tensors)[:3]}, not latent_tensor"

@@ -232,3 +232,10 @@ def test_a_file_that_cannot_be_opened_is_no_sound(output: Path) -> None:
 def test_a_recording_that_was_not_made_is_named() -> None:
     with pytest.raises(ValueError, match="nothing was recorded"):
         files.RecordAudio.execute("")
+
+
+def test_a_damaged_picture_is_no_video_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "page.png"
+    path.write_text("<html>no picture</html>")
+    with pytest.raises(ValueError, match=r"page\.png as a video"):
+        InputImpl.VideoFromFile(str(path)).get_components()

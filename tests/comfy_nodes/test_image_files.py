@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,13 +138,42 @@ def test_sixteen_bits_are_scaled_not_clipped(folders: Path) -> None:
     assert image[0, 0, :, 0].tolist() == pytest.approx([0.0, 0.5, 1.0], abs=0.01)
 
 
-def test_a_truncated_picture_is_still_read(folders: Path) -> None:
+def test_a_truncated_picture_is_still_read_and_said_so(
+    folders: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = folders / "input" / "whole.jpg"
     Image.effect_noise((64, 64), 50).convert("RGB").save(path)
     raw = path.read_bytes()
     (folders / "input" / "cut.jpg").write_bytes(raw[: len(raw) // 2])
     image, _ = nodes.LoadImage().load_image("cut.jpg")
     assert image.shape == (1, 64, 64, 3)
+    assert "ends early" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda name: nodes.LoadImage().load_image(name),
+        lambda name: nodes.LoadImageMask().load_image(name, "red"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [(b"<!DOCTYPE html>", "begins with b'<!DOCTYPE ht'"), (b"", "an empty file")],
+)
+def test_a_file_that_is_no_picture_is_told_what_it_is(
+    folders: Path, load: Callable[[str], Any], content: bytes, found: str
+) -> None:
+    (folders / "input" / "x.png").write_bytes(content)
+    with pytest.raises(ValueError, match="image: expected a picture") as refused:
+        load("x.png")
+    assert found in str(refused.value)
+
+
+def test_a_file_that_is_no_latent_is_named(folders: Path) -> None:
+    (folders / "input" / "y.latent").write_bytes(b"<html>" * 10)
+    with pytest.raises(ValueError, match=r"latent: expected a file .* y\.latent"):
+        nodes.LoadLatent().load("y.latent")
 
 
 def test_a_channel_becomes_a_mask(folders: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from io import BytesIO
@@ -53,6 +55,23 @@ def open_video(source: str | BytesIO) -> InputContainer:
         container.close()
         raise ValueError(f"no pictures in {name}: the file has no video stream")
     return container
+
+
+@contextmanager
+def naming_source(source: str | BytesIO) -> Iterator[None]:
+    """Puts the file's name on what its data make the decoder say.
+
+    Raises:
+        ValueError: In place of the media library's errors.
+    """
+    try:
+        yield
+    except av.error.FFmpegError as error:
+        name = source if isinstance(source, str) else "stream"
+        raise ValueError(
+            f"cannot decode {name} as a video: {error}; it is damaged or of another kind: choose "
+            "another one or convert it"
+        ) from error
 
 
 def container_seconds(container: InputContainer) -> float:

@@ -37,9 +37,9 @@ class VideoFromFile(VideoInput):
 
     @contextmanager
     def _open(self) -> Iterator[InputContainer]:
-        from comfy_api.latest._input_impl.video_decoding import open_video
+        from comfy_api.latest._input_impl.video_decoding import naming_source, open_video
 
-        with open_video(self._file) as container:
+        with open_video(self._file) as container, naming_source(self._file):
             yield container
 
     def _span(self, container: InputContainer) -> Span:
