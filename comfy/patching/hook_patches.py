@@ -278,9 +278,10 @@ class HookPatching:
         self._cached_strengths.clear()
 
     def clean_hooks(self) -> None:
-        """Take hooks off and forget what was computed for them."""
+        """Take hooks off and forget what was computed for them, by any view of the module."""
         self.unpatch_hooks()
         self.clear_cached_hook_weights()
+        self.residence.forget_hook_weights()
 
 
 def clone_hook_patches(patches: HookPatches) -> HookPatches:

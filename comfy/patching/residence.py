@@ -31,6 +31,7 @@ from comfy.patching.attributes import (
     swap_attr,
     undo_swap,
 )
+from comfy.patching.hooked_weights import HookedWeights
 from comfy.patching.occupancy import HeldWeight, Occupancy
 from comfy.weights.mapped_file import release_pages
 from comfy.weights.pages import WeightMemory
@@ -51,7 +52,7 @@ class Backup(NamedTuple):
 
 
 @dataclass(eq=False)
-class Residence(Occupancy):
+class Residence(HookedWeights, Occupancy):
     """What was done to a base module.
 
     Attributes:
@@ -225,45 +226,6 @@ class Residence(Occupancy):
         for attribute, value in self.streaming.pop(name, {}).items():
             restore_attribute(module, attribute, value)
 
-    # -- hooks -----------------------------------------------------------------------------
-
-    def show_hooked(self, module: nn.Module, prefix: str, name: str, tensor: torch.Tensor) -> None:
-        """Register a hook's weight in the place of the one the view shows."""
-        table = self._table(module, name)
-        shown = table[name]
-        assert shown is not None, f"{prefix}{name} holds no tensor"
-        self.hooked.setdefault(prefix + name, shown)
-        if table is module._parameters and not isinstance(tensor, nn.Parameter):
-            tensor = nn.Parameter(tensor, requires_grad=False)
-        table[name] = tensor
-
-    def add_hook_function(self, module: nn.Module, prefix: str, name: str, function: Any) -> None:
-        """Append a hook's function to those a streamed module applies at use."""
-        attribute = f"{name}_function"
-        present = getattr(module, attribute)
-        self.hook_functions.setdefault((prefix, attribute), present)
-        module.__dict__[attribute] = [*present, function]
-
-    def take_hooks_off(self, keys: Container[str] | None = None) -> None:
-        """Put back what hooks replaced; nothing can fail here.
-
-        Args:
-            keys: Only these weights; None means all.
-        """
-        for key in [key for key in self.hooked if keys is None or key in keys]:
-            path, _, name = key.rpartition(".")
-            module, shown = self._submodule(path), self.hooked.pop(key)
-            if module is not None:
-                table = self._table(module, name)
-                table[name] = shown
-        for prefix, attribute in list(self.hook_functions):
-            key = prefix + attribute.removesuffix("_function")
-            if keys is None or key in keys:
-                functions = self.hook_functions.pop((prefix, attribute))
-                module = self._submodule(prefix.removesuffix("."))
-                if module is not None:
-                    module.__dict__[attribute] = functions
-
     # -- objects ---------------------------------------------------------------------------
 
     def shows_objects(self, objects: dict[str, Any]) -> bool:
@@ -343,6 +305,7 @@ class Residence(Occupancy):
     def restore(self) -> None:
         """Put every weight and attribute back; the module is then exactly as it was."""
         self.take_hooks_off()
+        self.forget_hook_weights()
         self.close_plan()
         for key in [*self.home, *self.backup]:
             path, _, name = key.rpartition(".")

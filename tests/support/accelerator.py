@@ -14,7 +14,7 @@ from torch import nn
 
 from comfy import ops
 from comfy.devices import residency
-from comfy.devices.policies import MemoryPolicy, VRAMState
+from comfy.devices.policies import MemoryPolicy, PrecisionPolicy, VRAMState
 from comfy.devices.runtime import build_runtime, install_runtime
 
 CPU = torch.device("cpu")
@@ -37,7 +37,8 @@ def simulated_accelerator(**policy: Any) -> Iterator[Any]:
     fakegpu.set_rounding(1)
     settings = {"device": f"{fakegpu.NAME}:0", "reserve_vram_bytes": 0,
                 "vram_state": VRAMState.NORMAL_VRAM, **policy}  # fmt: skip
-    install_runtime(build_runtime(MemoryPolicy(**settings)))
+    # What is tuned to the CPU rounds otherwise than the same layer on the simulated device.
+    install_runtime(build_runtime(MemoryPolicy(**settings), PrecisionPolicy(tune_cpu=False)))
     try:
         yield fakegpu
     finally:

@@ -306,3 +306,6 @@ def test_loaded_bytes_do_not_count_what_hooks_computed(accelerator: Any) -> None
     patcher.cleanup()
     assert patcher.residence.hook_bytes == 0
     assert torch.accelerator.memory_allocated(0) == bytes_of(model)
+    patcher.apply_hooks(hooks=group)
+    patcher.clone().detach()  # what one view computed goes too, whichever view is taken off
+    assert torch.accelerator.memory_allocated(0) == 0

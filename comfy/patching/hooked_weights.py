@@ -1,0 +1,61 @@
+"""Weights that hooks show for the entry being evaluated, in the place of those a view shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class HookedWeights:
+    """The part of a `Residence` that puts weights of hooks in place and takes them off."""
+
+    hooked: dict[str, torch.Tensor]
+    hook_functions: dict[tuple[str, str], list[Any]]
+    living_views: Callable[[], list[Any]]
+    _submodule: Callable[[str], nn.Module | None]
+    _table: Callable[[nn.Module, str], dict[str, Any]]
+
+    def show_hooked(self, module: nn.Module, prefix: str, name: str, tensor: torch.Tensor) -> None:
+        """Register a hook's weight in the place of the one the view shows."""
+        table = self._table(module, name)
+        shown = table[name]
+        assert shown is not None, f"{prefix}{name} holds no tensor"
+        self.hooked.setdefault(prefix + name, shown)
+        if table is module._parameters and not isinstance(tensor, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=False)
+        table[name] = tensor
+
+    def add_hook_function(self, module: nn.Module, prefix: str, name: str, function: Any) -> None:
+        """Append a hook's function to those a streamed module applies at use."""
+        attribute = f"{name}_function"
+        present = getattr(module, attribute)
+        self.hook_functions.setdefault((prefix, attribute), present)
+        module.__dict__[attribute] = [*present, function]
+
+    def take_hooks_off(self, keys: Container[str] | None = None) -> None:
+        """Put back what hooks replaced; nothing can fail here.
+
+        Args:
+            keys: Only these weights; None means all.
+        """
+        for key in [key for key in self.hooked if keys is None or key in keys]:
+            path, _, name = key.rpartition(".")
+            module, shown = self._submodule(path), self.hooked.pop(key)
+            if module is not None:
+                table = self._table(module, name)
+                table[name] = shown
+        for prefix, attribute in list(self.hook_functions):
+            key = prefix + attribute.removesuffix("_function")
+            if keys is None or key in keys:
+                functions = self.hook_functions.pop((prefix, attribute))
+                module = self._submodule(prefix.removesuffix("."))
+                if module is not None:
+                    module.__dict__[attribute] = functions
+
+    def forget_hook_weights(self) -> None:
+        """Let go of the weights that any view keeps for its next switch of hooks."""
+        for view in self.living_views():
+            view.clear_cached_hook_weights()
