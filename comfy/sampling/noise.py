@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from comfy.nested_tensor import NestedTensor
+from comfy.sampling import brownian
 
 NoiseSampler = Callable[[Any, Any], Tensor]
 """noise_sampler(sigma, sigma_next) -> unit-variance noise for the step between two levels."""
 
 SEED_MASK = 2**64 - 1
-TREE_DECIMALS = 6
 
 
 def seed_global_generator(seed: int) -> torch.Generator:
@@ -118,34 +118,35 @@ class BatchedBrownianTree:
         t0: One end of the interval.
         t1: The other end; when smaller, increments change sign.
         seed: Entropy, a sequence of one per batch item, or None for a random one.
-        **kwargs: `cpu=True` builds the tree on the CPU; the rest goes to torchsde.
+        cpu: Build the trees on the CPU whatever the device of x.
+        w0: A tensor whose shape and dtype the increments take in place of x's.
     """
 
     def __init__(
-        self, x: Tensor, t0: Any, t1: Any, seed: int | Sequence[int] | None = None, **kwargs: Any
+        self,
+        x: Tensor,
+        t0: Any,
+        t1: Any,
+        seed: int | Sequence[int] | None = None,
+        cpu: bool = True,
+        w0: Tensor | None = None,
     ) -> None:
-        import torchsde  # its import costs a second, and only SDE solvers need it
-
-        on_cpu = kwargs.pop("cpu", True)
         start, end, self._sign = self._ordered(float(t0), float(t1))
-        # The tree keeps its ends with this many decimals and complains about times beyond them.
-        self._low, self._high = round(start, TREE_DECIMALS), round(end, TREE_DECIMALS)
-        origin = kwargs.pop("w0", None)
-        if origin is None:
-            origin = torch.zeros_like(x)
+        self._low, self._high = (round(time, brownian.DECIMALS) for time in (start, end))
+        origin = x if w0 is None else w0
         if seed is None:
             seed = random.getrandbits(63)
         self._per_item = not isinstance(seed, int)
         seeds = [seed] if isinstance(seed, int) else list(seed)
         if self._per_item and len(seeds) != x.shape[0]:
             raise ValueError(f"{len(seeds)} seeds for a batch of {x.shape[0]}; give one per item")
-        self._target = {"dtype": x.dtype, "device": x.device}
-        if on_cpu:
+        self._dtype, self._device = x.dtype, x.device
+        if cpu:
             origin = origin.cpu()
         origins = list(origin) if self._per_item else [origin]
         self._trees = [
-            torchsde.BrownianTree(start, w0, end, entropy=entropy, **kwargs)
-            for w0, entropy in zip(origins, seeds)
+            brownian.BrownianTree(like, start, end, entropy)
+            for like, entropy in zip(origins, seeds)
         ]
 
     @staticmethod
@@ -156,7 +157,7 @@ class BatchedBrownianTree:
         """Increment between two times of the interval, shaped like x."""
         first, last = (min(max(float(t), self._low), self._high) for t in (t0, t1))
         start, end, sign = self._ordered(first, last)
-        increments = [tree(start, end).to(**self._target) for tree in self._trees]
+        increments = [tree(start, end).to(self._device, self._dtype) for tree in self._trees]
         total = torch.stack(increments) if self._per_item else increments[0]
         return total * (self._sign * sign)
 

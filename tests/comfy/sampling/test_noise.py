@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from comfy.nested_tensor import NestedTensor, pack, unpack
-from comfy.sampling import noise
+from comfy.sampling import brownian, noise
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +114,40 @@ def test_the_global_generator_continues_after_the_start_noise() -> None:
     generator = torch.Generator().manual_seed(42)
     torch.randn(x.shape, generator=generator)
     assert torch.equal(after, torch.randn(3, generator=generator))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize(("low", "high"), [(0.0291675, 14.614642), (0.002, 80.0), (0.1, 4518.75)])
+def test_brownian_motion_is_bit_equal_to_the_library_that_seeds_were_made_with(
+    low: float, high: float, dtype: torch.dtype
+) -> None:
+    library = pytest.importorskip("torchsde")
+    like = torch.zeros(1, 3, 5, 7, dtype=dtype)
+    theirs = library.BrownianTree(low, like, high, entropy=2**63 + 5)
+    ours = brownian.BrownianTree(like, low, high, 2**63 + 5)
+    draw = random.Random(4)
+    levels = sorted((draw.uniform(low, high) for _ in range(9)), reverse=True)
+    spans = [(end, start) for start, end in pairwise(levels)]
+    spans += [tuple(sorted((draw.uniform(low, high), draw.uniform(low, high)))) for _ in range(4)]
+    low, high = round(low, brownian.DECIMALS), round(high, brownian.DECIMALS)
+    for start, end in [*spans, (low, high), (low, levels[-1]), (levels[0], high)]:
+        made, expected = ours(start, end), theirs(start, end)  # half precision overflows in both
+        assert torch.allclose(made, expected, rtol=0, atol=0, equal_nan=True), (start, end)
+
+
+def test_brownian_motion_forgets_without_changing(monkeypatch: pytest.MonkeyPatch) -> None:
+    like, spans = torch.zeros(1, 2, 3), [(1.0, 2.0), (2.0, 7.5), (0.3, 9.0), (1.0, 2.0)]
+    kept = [brownian.BrownianTree(like, 0.1, 10.0, 3)(*span) for span in spans]
+    monkeypatch.setattr(brownian, "KEPT_AT_LEAST", 1)
+    monkeypatch.setattr(brownian, "KEPT_BYTES", 1)
+    tree = brownian.BrownianTree(like, 0.1, 10.0, 3)
+    assert all(torch.equal(tree(*span), before) for span, before in zip(spans, kept))
+    assert len(tree._firsts) == 1
+    total = tree(0.3, 1.0) + tree(1.0, 9.0)
+    torch.testing.assert_close(total, tree(0.3, 9.0))
+
+
+def test_brownian_motion_over_no_time_is_nothing() -> None:
+    tree = brownian.BrownianTree(torch.zeros(2, 2), 0.1, 10.0, 3)
+    assert not tree(1.0, 1.0).any()
+    assert not tree(1.0, 1.0000001).any()
