@@ -313,6 +313,7 @@ def _add_devices(parser: argparse.ArgumentParser) -> None:
         ("--enable-dynamic-vram", "Use the dynamic model patcher (residency per weight)."),
         ("--mmap-torch-files", "Memory-map pickle-format checkpoints."),
         ("--disable-mmap", "Read safetensors without memory mapping."),
+        ("--disable-huge-pages", "Keep large weights in pages of the usual size."),
     )
 
 

@@ -43,6 +43,7 @@ def memory_policy(args: argparse.Namespace) -> MemoryPolicy:
         pinned_memory=not args.disable_pinned_memory,
         force_non_blocking=args.force_non_blocking,
         memory_map=not args.disable_mmap,
+        huge_pages=not args.disable_huge_pages,
         idle_unload_s=args.idle_unload,
         dynamic_residency=False if args.disable_dynamic_vram else dynamic,
     )

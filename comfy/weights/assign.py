@@ -16,6 +16,7 @@ from torch import nn
 from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.weights.encodings import encode_layers
 from comfy.weights.mapped_file import release_pages
+from comfy.weights.pages import WeightMemory, is_channels_last
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +65,11 @@ def assign_weights(
     state_dict = encode_layers(module, state_dict)
     own = dict(module.state_dict(keep_vars=True))
     prepared: dict[str, torch.Tensor] = {}
+    memory = WeightMemory()
     for key in list(state_dict):
         throw_exception_if_processing_interrupted()
         tensor = state_dict.pop(key) if consume else state_dict[key]
-        prepared[key] = _in_form_of(tensor, own.get(key))
+        prepared[key] = _in_form_of(tensor, own.get(key), memory)
         del tensor
     answer = module.load_state_dict(prepared, strict=False, assign=True)
     module.requires_grad_(False)
@@ -75,20 +77,22 @@ def assign_weights(
     return AssignReport(tuple(answer.missing_keys), unexpected, len(prepared) - len(unexpected))
 
 
-def _in_form_of(tensor: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
+def _in_form_of(
+    tensor: torch.Tensor, target: torch.Tensor | None, memory: WeightMemory
+) -> torch.Tensor:
     """The tensor itself, or a copy in the target's floating type and layout, made in one pass."""
     plain = type(tensor) in (torch.Tensor, nn.Parameter)  # layers convert quantised classes
     if target is None or not plain or tensor.shape != target.shape:
         return tensor
     floats = tensor.is_floating_point() and target.is_floating_point()
     dtype = target.dtype if floats else tensor.dtype
-    channels_last = _is_channels_last(target) and not _is_channels_last(tensor)
+    channels_last = is_channels_last(target) and not is_channels_last(tensor)
     if tensor.dtype == dtype and not channels_last:
         return tensor
     if channels_last:
-        converted = torch.empty(tensor.shape, dtype=dtype, memory_format=torch.channels_last)
+        converted = memory.empty(tensor.shape, dtype, channels_last=True)
     else:
-        converted = torch.empty_like(tensor, dtype=dtype)
+        converted = memory.empty_like(tensor, dtype)
     _copy(converted, tensor)
     release_pages(tensor)
     return converted
@@ -103,12 +107,3 @@ def _copy(converted: torch.Tensor, tensor: torch.Tensor) -> None:
     for into, part in zip(converted.split(rows), tensor.split(rows)):
         throw_exception_if_processing_interrupted()
         into.copy_(part)
-
-
-def _is_channels_last(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has its channels innermost and a row-major one would look different."""
-    return (
-        tensor.ndim == 4
-        and not tensor.is_contiguous()
-        and tensor.is_contiguous(memory_format=torch.channels_last)
-    )

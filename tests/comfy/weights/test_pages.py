@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import mmap
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,6 +141,18 @@ def test_huge_pages_are_asked_for_unless_switched_off(
     assert [length for _, _, length in asked] == [4 << 20] * (wanted and pages.has_huge_pages())
     assert got.data_ptr() % pages.HUGE_PAGE == 0
     assert float(got[-1, -1]) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("features", "gives"), [("01100101", True), ("01100001", False), ("", False)]
+)
+def test_a_machine_that_gives_free_memory_to_its_host_is_known(
+    features: str, gives: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "features"
+    path.write_text(features, encoding="ascii")
+    assert pages._gives_memory_away(str(path)) is gives
+    assert not pages._gives_memory_away(str(tmp_path / "absent"))
 
 
 def lora(weight: torch.Tensor, seed: int) -> LoRAAdapter:
