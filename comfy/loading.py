@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from comfy.families.family import ModelFamily, strip_prefixes
 from comfy.families.text_sizes import text_model_configs
 from comfy.patching.dynamic import core_patcher_class
 from comfy.patching.patcher import ModelPatcher
-from comfy.text_encoders import umt5
+from comfy.text_encoders import qwen, umt5
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, EMBEDDED, find_pieces
 from comfy.vae.vae import VAE
@@ -47,6 +47,13 @@ Metadata = Mapping[str, str]
 
 # Option of text encoders: folders in which a vocabulary file is looked for.
 FOLDERS_OPTION = "tokenizer_folders"
+# Encoder whose vocabulary is a file -> how it is looked for in some folders.
+VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
+    "t5xxl": find_pieces,
+    umt5.NAME: umt5.find_umt5_pieces,
+    qwen.QWEN25_7B: qwen.find_qwen_pieces,
+    qwen.QWEN3_4B: qwen.find_qwen_pieces,
+}
 
 
 class UnknownArchitectureError(WeightFileError):
@@ -193,13 +200,13 @@ def _checkpoint_clip(
 
 
 def vocabulary_beside(weights: Mapping[str, Any], folders: Iterable[str]) -> dict[str, str]:
-    """Tokenizer data that name a vocabulary file for a T5 among some weights, if there is one."""
-    encoder = next((key.split(".")[0] for key in weights if ".encoder.block.0." in key), None)
-    if encoder == umt5.NAME:
-        path = find_pieces(folders, umt5.FILE_NAMES, package=False)
-    else:
-        path = None if encoder is None else find_pieces(folders)
-    return {} if path is None else {DATA_ENTRY: path}
+    """Tokenizer data that name a vocabulary file for an encoder among some weights, if any."""
+    encoders = {key.split(".")[0] for key in weights}
+    for encoder, find in VOCABULARIES.items():
+        if encoder in encoders:
+            path = find(folders)
+            return {} if path is None else {DATA_ENTRY: path}
+    return {}
 
 
 def _checkpoint_clip_vision(family: ModelFamily, sd: StateDict) -> Any:

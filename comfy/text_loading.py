@@ -16,7 +16,7 @@ from torch import Tensor
 
 from comfy.families import openclip
 from comfy.families.family import ClipTarget
-from comfy.families.text_sizes import t5_dtype, text_model_configs
+from comfy.families.text_sizes import llm_dtype, t5_dtype, text_model_configs
 from comfy.loading import (
     FOLDERS_OPTION,
     Options,
@@ -26,7 +26,7 @@ from comfy.loading import (
     state_dict_in_words,
     vocabulary_beside,
 )
-from comfy.text_encoders import umt5
+from comfy.text_encoders import qwen, umt5
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip
 from comfy.text_encoders.sd1 import SD1ClipModel, SD1Tokenizer
@@ -87,11 +87,13 @@ UNSUPPORTED_MARKS = (
     ("model.encoder.layers.0.mixer.Wqkv.weight", "Jina CLIP 2"),
     (f"{T5_BLOCK}1.DenseReluDense.wi.weight", "T5 of the first version"),
     ("model.layers.0.post_feedforward_layernorm.weight", "Gemma"),
-    ("model.layers.0.self_attn.q_norm.weight", "Qwen 3"),
-    ("model.layers.0.self_attn.k_proj.bias", "Qwen 2.5"),
+    ("model.layers.0.self_attn.q_norm.weight", "Qwen 3 2B (Ovis)"),
+    ("model.layers.0.self_attn.k_proj.bias", "Qwen 2.5 3B (OmniGen 2)"),
     ("model.layers.0.post_attention_layernorm.weight", "Llama or Mistral"),
 )
 T5_WIDTHS = {2048: "T5-XL (AuraFlow)", 768: "T5-base (Stable Audio, ACE-Step)", 1472: "ByT5"}
+
+OTHER_QWEN_WIDTH = 2048  # Qwen 2.5 3B (OmniGen 2) and Qwen 3 2B (Ovis)
 
 # Encoder -> classes that use it alone; a type with classes of its own stands beside it.
 SINGLE_TARGETS: dict[str, ClipTarget] = {
@@ -148,7 +150,8 @@ def load_clip(
             raise UnknownArchitectureError(
                 path,
                 cannot_run(unsupported) if unsupported else found,
-                "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or bigG), T5-XXL or UMT5-XXL",
+                "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or bigG), T5-XXL, UMT5-XXL, "
+                "Qwen 2.5 7B or Qwen 3 4B",
             )
         parts.append(part)
         metadata.update(header or {})
@@ -177,7 +180,8 @@ def load_text_encoder_state_dicts(
     parts = [as_clip_keys(part) for part in state_dicts]
     kinds = [detect_encoder(part) for part in parts]
     vocabularies = [part.pop(EMBEDDED) for part in parts if EMBEDDED in part]
-    target = _target(kinds, clip_type, t5_dtype({k: v for part in parts for k, v in part.items()}))
+    everything = {key: value for part in parts for key, value in part.items()}
+    target = _target(kinds, clip_type, t5_dtype(everything) or llm_dtype(everything))
     whole = {
         f"{kind}.transformer.{key}": value
         for kind, part in zip(kinds, parts)
@@ -198,9 +202,10 @@ def load_text_encoder_state_dicts(
 
 
 def _target(
-    kinds: Sequence[str | None], clip_type: CLIPType, dtype_t5: torch.dtype | None = None
+    kinds: Sequence[str | None], clip_type: CLIPType, kept: torch.dtype | None = None
 ) -> ClipTarget:
-    """The classes that use these encoders for this family.
+    """The classes that use these encoders for this family; ``kept`` is the type in which the
+    weights of a large one stay.
 
     Raises:
         ValueError: No family that can be loaded uses them together.
@@ -209,11 +214,16 @@ def _target(
     distinct = len(set(names)) == len(names)
     if clip_type is CLIPType.SD3 and distinct and set(names) <= set(SD3_PARTS):
         clip_l, clip_g, t5 = (name in names for name in SD3_PARTS)
-        return ClipTarget(SD3Tokenizer, sd3_clip(clip_l, clip_g, t5, dtype_t5))
+        return ClipTarget(SD3Tokenizer, sd3_clip(clip_l, clip_g, t5, kept))
     if clip_type is CLIPType.FLUX and distinct and set(names) == FLUX_PARTS:
-        return ClipTarget(FluxTokenizer, flux_clip(dtype_t5))
+        return ClipTarget(FluxTokenizer, flux_clip(kept))
     if names == [umt5.NAME]:
-        return ClipTarget(umt5.WanT5Tokenizer, umt5.wan_clip(dtype_t5))
+        return ClipTarget(umt5.WanT5Tokenizer, umt5.wan_clip(kept))
+    if names == [qwen.QWEN25_7B]:
+        model = qwen.qwen_clip(qwen.QwenImageTEModel, kept)
+        return ClipTarget(qwen.QwenImageTokenizer, model)
+    if names == [qwen.QWEN3_4B]:
+        return ClipTarget(qwen.ZImageTokenizer, qwen.qwen_clip(qwen.ZImageTEModel, kept))
     if len(names) == 1 and names[0] in SINGLE_TARGETS:
         special = SPECIAL_TARGETS.get((names[0], clip_type))
         return special or SINGLE_TARGETS[names[0]]
@@ -222,7 +232,8 @@ def _target(
     raise ValueError(
         f"text encoders {', '.join(names)} for type {clip_type.name.lower()} cannot be loaded; "
         "known: one of clip_l, clip_h, clip_g; clip_l with clip_g for SDXL; clip_l with t5xxl for "
-        "type flux; clip_l, clip_g and t5xxl, or some of them, for type sd3; umt5xxl for type wan"
+        "type flux; clip_l, clip_g and t5xxl, or some of them, for type sd3; umt5xxl for type wan; "
+        "qwen25_7b for type qwen_image; qwen3_4b for Z-Image"
     )
 
 
@@ -239,7 +250,18 @@ def as_clip_keys(state_dict: StateDict) -> StateDict:
 def detect_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
     """Which encoder a file holds: clip_l, clip_g, clip_h, t5xxl, umt5xxl; None for another."""
     found = next((name for key, name in ENCODER_MARKS if key in state_dict), None)
-    return found or _t5_name(state_dict)
+    return found or _t5_name(state_dict) or _llm_name(state_dict)
+
+
+def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
+    """Qwen 2.5 or Qwen 3, but those of the width that other families use."""
+    norm = state_dict.get("model.layers.0.post_attention_layernorm.weight")
+    is_gemma = "model.layers.0.post_feedforward_layernorm.weight" in state_dict
+    if norm is None or is_gemma or norm.shape[0] == OTHER_QWEN_WIDTH:
+        return None
+    if "model.layers.0.self_attn.q_norm.weight" in state_dict:
+        return qwen.QWEN3_4B
+    return qwen.QWEN25_7B if "model.layers.0.self_attn.k_proj.bias" in state_dict else None
 
 
 def _t5_name(state_dict: Mapping[str, Tensor]) -> str | None:

@@ -14,6 +14,8 @@ from comfy.families.unet_layout import count_consecutive
 CHANNELS_PER_HEAD = 64  # what every published CLIP text encoder uses
 ENCODERS = ("clip_l", "clip_g", "clip_h")
 T5_ENCODERS = ("t5xxl", "umt5xxl")
+LLM_ENCODERS = ("qwen25_7b", "qwen3_4b")
+LLM_HEAD = 128  # channels of a head where no norm tells
 T5_ATTENTION = "layer.0.SelfAttention"
 
 
@@ -42,7 +44,33 @@ def text_model_configs(
                 **_t5_config(state_dict, prefix),
                 "model_type": kind,
             }
+    for encoder in LLM_ENCODERS:
+        prefix = f"{encoder}.transformer.model."
+        if any(key.startswith(f"{prefix}layers.") for key in state_dict):
+            configs[f"{encoder}_model_config"] = _llm_config(state_dict, prefix)
     return configs
+
+
+def llm_dtype(state_dict: Mapping[str, Tensor] | None) -> torch.dtype | None:
+    """Type in which the weights of a language model are kept: that of the file; None without."""
+    ending = "model.layers.0.input_layernorm.weight"
+    return next((v.dtype for key, v in (state_dict or {}).items() if key.endswith(ending)), None)
+
+
+def _llm_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    vocabulary, width = _shape(state_dict, f"{prefix}embed_tokens.weight")
+    layer = f"{prefix}layers.0."
+    norm = state_dict.get(f"{layer}self_attn.q_norm.weight")
+    head = LLM_HEAD if norm is None else norm.shape[0]
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": _shape(state_dict, f"{layer}mlp.gate_proj.weight")[0],
+        "num_hidden_layers": count_consecutive(state_dict, f"{prefix}layers."),
+        "num_attention_heads": _shape(state_dict, f"{layer}self_attn.q_proj.weight")[0] // head,
+        "num_key_value_heads": _shape(state_dict, f"{layer}self_attn.k_proj.weight")[0] // head,
+        "head_dim": head,
+    }
 
 
 def t5_dtype(state_dict: Mapping[str, Tensor] | None) -> torch.dtype | None:

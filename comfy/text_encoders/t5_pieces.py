@@ -73,19 +73,22 @@ class T5Pieces:
         return self.pieces.get_vocab()
 
 
-def package_folders() -> list[str]:
+def package_folders(inner: str = PACKAGE_FOLDER) -> list[str]:
     """Where the package that carries the vocabulary is installed, without importing it."""
     spec = importlib.util.find_spec(PACKAGE)
     places = (spec.submodule_search_locations or []) if spec else []
-    return [str(Path(place) / PACKAGE_FOLDER) for place in places]
+    return [str(Path(place) / inner) for place in places]
 
 
-def find_pieces(
-    folders: Iterable[str], names: Iterable[str] = FILE_NAMES, package: bool = True
-) -> str | None:
+def find_pieces(folders: Iterable[str], names: Iterable[str] = FILE_NAMES) -> str | None:
     """Path of the first vocabulary file in some folders, then in the package that carries T5's;
     None if there is none."""
-    for folder in [*folders, *(package_folders() if package else [])]:
+    return first_pieces([*folders, *package_folders()], names)
+
+
+def first_pieces(folders: Iterable[str], names: Iterable[str]) -> str | None:
+    """Path of the first vocabulary file of a few names in some folders; None if there is none."""
+    for folder in folders:
         for name in names:
             path = Path(folder) / name
             if path.is_file() and (path.suffix != ".json" or _is_unigram(path)):

@@ -104,7 +104,7 @@ class SDTokenizer:
             **kwargs: ``disable_weights`` takes parentheses as plain text.
         """
         if kwargs.get("disable_weights", self.disable_weights):
-            pieces = [(text, 1.0)]
+            pieces = [(escape_important(text), 1.0)]  # backslashes before parentheses go, too
         else:
             pieces = token_weights(escape_important(text), 1.0)
         groups: list[Group] = []

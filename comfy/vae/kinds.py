@@ -17,7 +17,7 @@ from comfy.ldm.autoencoder.layers import AutoencoderConfig
 from comfy.ldm.autoencoder.pixels import PixelspaceConversionVAE
 from comfy.ldm.autoencoder.temporal import TemporalAutoencoder
 from comfy.ldm.taesd.model import TAESD
-from comfy.ldm.wan.vae import WanVAE, WanVAEConfig
+from comfy.ldm.wan.vae import WanVAE
 from comfy.vae.spec import AutoencoderSpec
 from comfy.weights.header_hints import read_hints
 
@@ -146,8 +146,8 @@ def detect_pixel_space(weights: StateDict, metadata: Metadata) -> AutoencoderSpe
     )
 
 
-def wan_config(weights: StateDict) -> WanVAEConfig:
-    """Sizes of Wan's autoencoder from its weights."""
+def wan_config(weights: StateDict) -> dict[str, Any]:
+    """Arguments of Wan's autoencoder from its weights."""
     dim, channels = weights["encoder.conv1.weight"].shape[:2]
     has_shortcuts = "encoder.downsamples.0.downsamples.0.residual.2.weight" in weights
     if has_shortcuts:
@@ -164,17 +164,17 @@ def wan_config(weights: StateDict) -> WanVAEConfig:
         firsts = layers[:: blocks + 1]
     widths = [weights[f"{first}residual.2.weight"].shape[0] for first in firsts]
     patch = 2 if has_shortcuts else 1
-    return WanVAEConfig(
-        dim=dim,
-        decoder_dim=weights["decoder.head.0.gamma"].shape[0],
-        z_dim=weights["conv2.weight"].shape[0],
-        dim_mult=tuple(width // dim for width in widths),
-        num_res_blocks=blocks,
-        temporal=tuple(f"{end}time_conv.weight" in weights for end in ends),
-        image_channels=channels // patch**2,
-        patch=patch,
-        has_shortcuts=has_shortcuts,
-    )
+    return {
+        "dim": dim,
+        "dec_dim": weights["decoder.head.0.gamma"].shape[0],
+        "z_dim": weights["conv2.weight"].shape[0],
+        "dim_mult": tuple(width // dim for width in widths),
+        "num_res_blocks": blocks,
+        "temperal_downsample": tuple(f"{end}time_conv.weight" in weights for end in ends),
+        "image_channels": channels // patch**2,
+        "patch": patch,
+        "has_shortcuts": has_shortcuts,
+    }
 
 
 def detect_wan(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
@@ -183,23 +183,23 @@ def detect_wan(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None
     if "decoder.middle.0.residual.0.gamma" not in weights or "conv2.weight" not in weights:
         return None
     config = wan_config(weights)
-    space = config.patch * 2 ** (len(config.dim_mult) - 1)
-    time = 2 ** sum(config.temporal)
-    largest = config.decoder_dim * WAN_COPIES
+    space = config["patch"] * 2 ** (len(config["dim_mult"]) - 1)
+    time = 2 ** sum(config["temperal_downsample"])
+    largest = config["dec_dim"] * WAN_COPIES // config["patch"] ** 2
     return AutoencoderSpec(
-        name="Wan 2.2" if config.has_shortcuts else "Wan 2.1",
-        build=functools.partial(WanVAE, config),
+        name="Wan 2.2" if config["has_shortcuts"] else "Wan 2.1",
+        build=functools.partial(WanVAE, **config),
         memory_encode=functools.partial(wan_memory, width=largest, cell=1, time=1),
         memory_decode=functools.partial(wan_memory, width=largest, cell=space, time=time),
-        latent_channels=config.z_dim,
+        latent_channels=config["z_dim"],
         latent_dim=3,
-        output_channels=config.image_channels,
+        output_channels=config["image_channels"],
         downscale_ratio=(lambda frames: max(0, (frames + time - 1) // time), space, space),
         upscale_ratio=(lambda frames: max(0, frames * time - (time - 1)), space, space),
         downscale_index_formula=(time, space, space),
         upscale_index_formula=(time, space, space),
         working_dtypes=(torch.bfloat16, torch.float16, torch.float32),
-        pad_channel_value=None if config.has_shortcuts else 1.0,
+        pad_channel_value=None if config["has_shortcuts"] else 1.0,
     )
 
 

@@ -338,16 +338,34 @@ def _head(width: int, out: int, build: Builder) -> nn.Sequential:
 
 
 class WanVAE(nn.Module):
-    """Encodes and decodes videos ``[B, C, T, H, W]`` in -1..1."""
+    """Encodes and decodes videos ``[B, C, T, H, W]`` in -1..1.
+
+    Args:
+        dec_dim: Width of the decoder, if not that of the encoder.
+        temperal_downsample: After which levels of the encoder time is halved.
+    """
 
     def __init__(
         self,
-        config: WanVAEConfig,
+        dim: int = 96,
+        z_dim: int = 16,
+        dim_mult: Sequence[int] = (1, 2, 4, 4),
+        num_res_blocks: int = 2,
+        temperal_downsample: Sequence[bool] = (False, True, True),
+        image_channels: int = 3,
+        dec_dim: int | None = None,
+        patch: int = 1,
+        has_shortcuts: bool = False,
         dtype: Any = None,
         device: Any = None,
         operations: Any = ops.disable_weight_init,
+        **_: Any,
     ) -> None:
         super().__init__()
+        config = WanVAEConfig(
+            dim, dec_dim or dim, z_dim, tuple(dim_mult), num_res_blocks,
+            tuple(temperal_downsample), image_channels, patch, has_shortcuts,
+        )  # fmt: skip
         build = Builder(operations, {"dtype": dtype, "device": device})
         self.config, self.z_dim = config, config.z_dim
         self.encoder = Encoder(config, build)

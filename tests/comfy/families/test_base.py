@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from comfy import conds
-from comfy.families import detection, flux, sd3, sd15, sd20, sd_pictures, sdxl, wan
+from comfy.families import detection, flux, qwen_image, sd3, sd15, sd20, sd_pictures, sdxl, wan
 from comfy.families.base import BaseModel
 from comfy.families.family import ModelFamily
 from comfy.families.model_type import ModelType
@@ -68,12 +68,31 @@ WAN = {
     "text_dim": 16,
     "freq_dim": 16,
 }
+QWEN = {
+    "in_channels": 64,
+    "num_layers": 1,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 16,
+    "axes_dims_rope": [4, 6, 6],
+}
+Z_IMAGE = {
+    "dim": 64,
+    "n_layers": 1,
+    "n_refiner_layers": 1,
+    "n_heads": 2,
+    "n_kv_heads": 2,
+    "cap_feat_dim": 16,
+    "axes_dims": [8, 12, 12],
+    "z_image_modulation": True,
+}
+OWN_LAYOUT = {"num_blocks", "context_in_dim", "text_dim", "joint_attention_dim", "cap_feat_dim"}
 WAN_VACE = {**WAN, "model_type": "vace", "vace_layers": 1, "vace_in_dim": 96}
 
 
 def build(family: type[ModelFamily], **config: Any) -> BaseModel:
     """A model of the family with a tiny network without weights."""
-    own_layout = bool({"num_blocks", "context_in_dim", "text_dim"} & config.keys())
+    own_layout = bool(OWN_LAYOUT & config.keys())
     sizes = config if own_layout else {**TINY, **config}
     return family(sizes).get_model({}, "", device="meta")
 
@@ -107,6 +126,8 @@ CASES = {
     "flux_fill_nomask": (flux.FluxInpaint, {**FLUX, "in_channels": 96}),
     "flux_control": (flux.Flux, {**FLUX, "in_channels": 32}),
     "wan_t2v": (wan.WAN21_T2V, WAN),
+    "qwen_image": (qwen_image.QwenImage, QWEN),
+    "z_image": (qwen_image.ZImage, Z_IMAGE),
     "wan_i2v_noimage": (wan.WAN21_I2V, {**WAN, "model_type": "i2v", "in_dim": 36}),
     "wan_i2v": (wan.WAN21_I2V, {**WAN, "model_type": "i2v", "in_dim": 36}),
     "wan_i2v_mask4": (wan.WAN21_I2V, {**WAN, "model_type": "i2v", "in_dim": 36}),

@@ -13,7 +13,7 @@ from torch import Tensor
 from comfy import loading, text_loading
 from comfy.ldm.t5.model import T5
 from comfy.ldm.wan.model import VaceWanModel, WanModel
-from comfy.ldm.wan.vae import WanVAE, WanVAEConfig
+from comfy.ldm.wan.vae import WanVAE
 from comfy.ops import manual_cast
 from comfy.saving import save_checkpoint
 from comfy.vae.vae import VAE
@@ -36,7 +36,7 @@ def wan_network(kind: str = "t2v", **options: Any) -> dict[str, Tensor]:
 
 
 def wan_autoencoder() -> dict[str, Tensor]:
-    return random_like(WanVAE(WanVAEConfig(dim=8, decoder_dim=8, num_res_blocks=1)), 5)
+    return random_like(WanVAE(dim=8, num_res_blocks=1), 5)
 
 
 def wan_text_encoder(with_pieces: bool = True) -> dict[str, Tensor]:

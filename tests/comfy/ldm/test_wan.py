@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from comfy.ldm.wan.model import VaceWanModel, WanModel
-from comfy.ldm.wan.vae import WanVAE, WanVAEConfig
+from comfy.ldm.wan.vae import WanVAE
 from comfy.vae.kinds import detect_autoencoder
 from tests.comfy.families import key_shapes
 from tests.support.golden_nets import GoldenNet, assert_close_to_golden, read_golden_net
@@ -155,10 +155,7 @@ def test_full_size_autoencoders_have_the_recorded_keys_and_facts(
 
 
 def small_wan22() -> WanVAE:
-    config = WanVAEConfig(
-        dim=8, decoder_dim=8, z_dim=4, num_res_blocks=1, patch=2, has_shortcuts=True
-    )
-    model = WanVAE(config).eval()
+    model = WanVAE(dim=8, z_dim=4, num_res_blocks=1, patch=2, has_shortcuts=True).eval()
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2, generator=generator)

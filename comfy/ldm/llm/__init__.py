@@ -1,0 +1,1 @@
+"""Decoder language models that are used as text encoders."""

@@ -1,0 +1,249 @@
+"""Decoder language models as text encoders: Llama 3, Mistral, Qwen 2.5 and Qwen 3.
+
+Only texts are read; each token sees those before it. Keys follow the published files:
+``model.embed_tokens``, ``model.layers.N.self_attn``, ``.mlp``, ``model.norm``.
+Source: https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2505.09388.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from comfy import ops
+from comfy.ldm.common_dit import rms_norm
+from comfy.nn import attention
+
+Intermediate = int | str | Sequence[int] | None
+
+
+@dataclass(frozen=True)
+class LLMConfig:
+    """Sizes of one model; defaults are those of Qwen 3 4B.
+
+    Attributes:
+        num_key_value_heads: Heads of keys and values; several heads of queries share one.
+        qkv_bias: Whether the projections have biases (Qwen 2.5).
+        qk_norm: Whether queries and keys are normed (Qwen 3).
+    """
+
+    vocab_size: int = 151936
+    hidden_size: int = 2560
+    intermediate_size: int = 9728
+    num_hidden_layers: int = 36
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 8
+    head_dim: int = 128
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1000000.0
+    qkv_bias: bool = False
+    qk_norm: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} heads "
+                "of keys"
+            )
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> LLMConfig:
+        """From a configuration's entries; those of no concern here are left out."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in options.items() if name in known})
+
+
+class RMSNorm(nn.Module):
+    """Division by the root mean square, times a weight."""
+
+    def __init__(self, dim: int, eps: float, **place: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(dim, **place))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight.to(x), self.eps)
+
+
+def rotations(length: int, head_dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[L, D]`` of positions; the halves of a head turn together."""
+    powers = torch.arange(0, head_dim, 2, device=like.device).float() / head_dim
+    angles = torch.arange(length, device=like.device).float()[:, None] * (1.0 / theta**powers)
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn ``x [B, heads, L, D]``: its first half with its second."""
+    first, second = x.chunk(2, dim=-1)
+    return x * turn[0] + torch.cat([-second, first], dim=-1) * turn[1]
+
+
+class Attention(nn.Module):
+    """Attention with fewer heads of keys and values than of queries."""
+
+    def __init__(self, config: LLMConfig, operations: Any, **place: Any) -> None:
+        super().__init__()
+        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
+        width, inner = config.hidden_size, config.head_dim
+        for name, heads in (("q", self.heads), ("k", self.groups), ("v", self.groups)):
+            layer = operations.Linear(width, heads * inner, bias=config.qkv_bias, **place)
+            setattr(self, f"{name}_proj", layer)
+        self.o_proj = operations.Linear(self.heads * inner, width, bias=False, **place)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if config.qk_norm:
+            self.q_norm = RMSNorm(inner, config.rms_norm_eps, **place)
+            self.k_norm = RMSNorm(inner, config.rms_norm_eps, **place)
+
+    q_proj: nn.Module
+    k_proj: nn.Module
+    v_proj: nn.Module
+
+    def forward(self, x: Tensor, mask: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        q = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k = self.k_proj(x).unflatten(-1, (self.groups, -1)).transpose(1, 2)
+        v = self.v_proj(x).unflatten(-1, (self.groups, -1)).transpose(1, 2)
+        q, k = rotate(self.q_norm(q), turn), rotate(self.k_norm(k), turn)
+        shared = self.heads // self.groups
+        k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+        out = attention.optimized_attention(q, k, v, self.heads, mask=mask, skip_reshape=True)
+        return self.o_proj(out)
+
+
+class MLP(nn.Module):
+    """Feed-forward with a gate."""
+
+    def __init__(self, config: LLMConfig, operations: Any, **place: Any) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = operations.Linear(width, inner, bias=False, **place)
+        self.up_proj = operations.Linear(width, inner, bias=False, **place)
+        self.down_proj = operations.Linear(inner, width, bias=False, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each with a norm before and a residual connection."""
+
+    def __init__(self, config: LLMConfig, operations: Any, **place: Any) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, operations, **place)
+        self.mlp = MLP(config, operations, **place)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
+
+    def forward(self, x: Tensor, mask: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), mask, turn)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """Token table, layers, last norm."""
+
+    def __init__(self, config: LLMConfig, operations: Any, **place: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = operations.Embedding(config.vocab_size, config.hidden_size, **place)
+        self.layers = nn.ModuleList(
+            Layer(config, operations, **place) for _ in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        wanted: Intermediate,
+        norm_intermediate: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Final states ``[B, L, D]`` and others.
+
+        Args:
+            wanted: A number: the states after that layer (negative from the end). "all", or some
+                numbers: those before each layer and the final ones, stacked ``[B, n, L, D]``.
+        """
+        count = len(self.layers)
+        chosen = set(range(count + 1)) if wanted == "all" else set()
+        after: int | None = None
+        if isinstance(wanted, int):
+            after = wanted + count if wanted < 0 else wanted
+        elif wanted is not None and wanted != "all":
+            chosen = {int(number) for number in wanted}
+        stacked: list[Tensor] = []
+        kept: Tensor | None = None
+        mask = _mask(x, attention_mask)
+        turn = rotations(x.shape[1], self.config.head_dim, self.config.rope_theta, x)
+        for number, layer in enumerate(self.layers):
+            if number in chosen:
+                stacked.append(x)
+            x = layer(x, mask, turn)
+            if number == after:
+                kept = x
+        x = self.norm(x)
+        if count in chosen:
+            stacked.append(x)
+        if stacked:
+            kept = torch.stack(stacked, dim=1)
+        if kept is not None and norm_intermediate:
+            kept = self.norm(kept)
+        return x, kept
+
+
+def _mask(x: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """What is added to scores ``[B or 1, 1, L, L]``: nothing later and no padding is seen."""
+    length = x.shape[1]
+    hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)[None, None]
+    if attention_mask is not None:
+        hidden = hidden | (attention_mask == 0).to(x.device)[:, None, None, :]
+    mask = torch.zeros(hidden.shape, dtype=x.dtype, device=x.device)
+    return mask.masked_fill_(hidden, torch.finfo(x.dtype).min / 4)
+
+
+class DecoderLLM(nn.Module):
+    """The model, with the interface of text encoders."""
+
+    def __init__(
+        self,
+        config_dict: Mapping[str, Any],
+        dtype: Any = None,
+        device: Any = None,
+        operations: Any = ops.manual_cast,
+    ) -> None:
+        super().__init__()
+        config = self.config = LLMConfig.from_options(config_dict)
+        self.num_layers, self.dtype = config.num_hidden_layers, dtype
+        self.model = Decoder(config, operations, dtype=dtype, device=device)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The token table."""
+        return self.model.embed_tokens
+
+    def set_input_embeddings(self, embeddings: nn.Module) -> None:
+        """Replace the token table."""
+        self.model.embed_tokens = embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None = None,
+        embeds: Tensor | None = None,
+        num_tokens: Any = None,
+        intermediate_output: Intermediate = None,
+        final_layer_norm_intermediate: bool = True,
+        dtype: torch.dtype = torch.float32,
+        embeds_info: Any = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """States of tokens ``[B, L]`` or of embedded ones ``[B, L, D]``."""
+        del num_tokens, embeds_info  # of encoders with an end to pool at, or with images
+        x = embeds
+        if x is None:
+            x = self.model.embed_tokens(input_ids, out_dtype=dtype)
+        return self.model(x, attention_mask, intermediate_output, final_layer_norm_intermediate)

@@ -1,0 +1,1 @@
+"""The network of Lumina 2 and Z-Image."""

@@ -1,0 +1,371 @@
+"""Lumina 2 and Z-Image: one stream of text tokens and patches, each refined alone first.
+
+Custom nodes reach in through ``transformer_options``: ``patches["double_block"]`` after each of the
+main layers, ``patches["noise_refiner"]``, and ``rope_options``.
+Source: https://arxiv.org/abs/2503.21758; https://github.com/Tongyi-MAI/Z-Image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn import functional
+
+from comfy import ops
+from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
+from comfy.ldm.flux.layers import EmbedND
+from comfy.ldm.flux.math import apply_rope1
+from comfy.nn import attention
+from comfy.nn.timesteps import timestep_embedding
+from comfy.nn.wrappers import run_wrapped
+
+TIME_WAVES = 256
+MODULATION_WIDTH, Z_MODULATION_WIDTH = 1024, 256
+HALF_LIMIT = 65504  # largest float16
+Options = dict[str, Any]
+
+
+class RMSNorm(nn.Module):
+    """Division by the root mean square, times a weight."""
+
+    def __init__(self, dim: int, eps: float, **place: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(dim, **place))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight.to(x), self.eps)
+
+
+class LuminaSizes:
+    """Sizes that all layers share."""
+
+    def __init__(self, dim: int, n_heads: int, n_kv_heads: int, inner: int, qk_norm: bool) -> None:
+        if dim % n_heads or n_heads % n_kv_heads:
+            raise ValueError(
+                f"{dim} channels, {n_heads} heads and {n_kv_heads} heads of keys do not divide"
+            )
+        self.dim, self.n_heads, self.n_kv_heads = dim, n_heads, n_kv_heads
+        self.inner, self.qk_norm = inner, qk_norm
+        self.norm_eps = 1e-5
+
+
+class JointAttention(nn.Module):
+    """Attention of all tokens, with fewer heads of keys and values if so configured."""
+
+    def __init__(
+        self, dim: int, heads: int, groups: int, qk_norm: bool, operations: Any, **place: Any
+    ) -> None:
+        super().__init__()
+        self.heads, self.groups = heads, groups
+        size = dim // heads
+        self.qkv = operations.Linear(dim, (heads + 2 * groups) * size, bias=False, **place)
+        self.out = operations.Linear(heads * size, dim, bias=False, **place)
+        self.q_norm: nn.Module = RMSNorm(size, 1e-6, **place) if qk_norm else nn.Identity()
+        self.k_norm: nn.Module = RMSNorm(size, 1e-6, **place) if qk_norm else nn.Identity()
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, freqs: Tensor, options: Options | None
+    ) -> Tensor:
+        """``x [B, L, D]`` at rotations ``freqs [B, 1, L, size / 2, 2, 2]``."""
+        parts = self.qkv(x).unflatten(-1, (self.heads + 2 * self.groups, -1)).transpose(1, 2)
+        q, k, v = parts.split([self.heads, self.groups, self.groups], dim=1)
+        q, k = apply_rope1(self.q_norm(q), freqs), apply_rope1(self.k_norm(k), freqs)
+        shared = self.heads // self.groups
+        k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+        seen = attention.optimized_attention(
+            q, k, v, self.heads, mask=mask, skip_reshape=True, transformer_options=options
+        )
+        return self.out(seen)
+
+
+class FeedForward(nn.Module):
+    """Feed-forward with a gate."""
+
+    def __init__(self, dim: int, inner: int, operations: Any, **place: Any) -> None:
+        super().__init__()
+        self.w1 = operations.Linear(dim, inner, bias=False, **place)
+        self.w2 = operations.Linear(inner, dim, bias=False, **place)
+        self.w3 = operations.Linear(dim, inner, bias=False, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(_finite_half(functional.silu(self.w1(x)) * self.w3(x)))
+
+
+def _finite_half(x: Tensor) -> Tensor:
+    """x without the infinities float16 may overflow to."""
+    if x.dtype != torch.float16:
+        return x
+    return torch.nan_to_num(x, nan=0.0, posinf=HALF_LIMIT, neginf=-HALF_LIMIT)
+
+
+class JointTransformerBlock(nn.Module):
+    """A layer with norms before and after each part; modulated by time if there is a width."""
+
+    compiles_alone = True
+
+    def __init__(
+        self, sizes: LuminaSizes, modulation_width: int | None, z_image: bool, operations: Any,
+        **place: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        dim, eps = sizes.dim, sizes.norm_eps
+        self.attention = JointAttention(
+            dim, sizes.n_heads, sizes.n_kv_heads, sizes.qk_norm, operations, **place
+        )
+        self.feed_forward = FeedForward(dim, sizes.inner, operations, **place)
+        for name in ("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2"):
+            setattr(self, name, RMSNorm(dim, eps, **place))
+        self.adaLN_modulation: nn.Sequential | None = None
+        if modulation_width is not None:
+            linear = operations.Linear(modulation_width, 4 * dim, **place)
+            layers = [linear] if z_image else [nn.SiLU(), linear]
+            self.adaLN_modulation = nn.Sequential(*layers)
+
+    attention_norm1: nn.Module
+    attention_norm2: nn.Module
+    ffn_norm1: nn.Module
+    ffn_norm2: nn.Module
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        freqs: Tensor,
+        adaln_input: Tensor | None = None,
+        transformer_options: Options | None = None,
+    ) -> Tensor:
+        """One layer over ``x [B, L, D]``."""
+        if self.adaLN_modulation is None:
+            seen = self.attention(self.attention_norm1(x), mask, freqs, transformer_options)
+            x = x + self.attention_norm2(_finite_half(seen))
+            return x + self.ffn_norm2(_finite_half(self.feed_forward(self.ffn_norm1(x))))
+        made = self.adaLN_modulation(adaln_input)[:, None].chunk(4, dim=-1)
+        scale, gate, scale_mlp, gate_mlp = made
+        normed = self.attention_norm1(x) * (1 + scale)
+        seen = self.attention(normed, mask, freqs, transformer_options)
+        x = x + gate.tanh() * self.attention_norm2(_finite_half(seen))
+        inner = self.feed_forward(self.ffn_norm1(x) * (1 + scale_mlp))
+        return x + gate_mlp.tanh() * self.ffn_norm2(_finite_half(inner))
+
+
+class TimestepEmbedder(nn.Module):
+    """Times as vectors."""
+
+    def __init__(self, width: int, out: int, operations: Any, **place: Any) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            operations.Linear(TIME_WAVES, width, **place),
+            nn.SiLU(),
+            operations.Linear(width, out, **place),
+        )
+
+    def forward(self, t: Tensor, like: Tensor) -> Tensor:
+        return self.mlp(timestep_embedding(t, TIME_WAVES).to(like.dtype))
+
+
+class FinalLayer(nn.Module):
+    """A scaled norm and a projection to patches."""
+
+    def __init__(self, dim: int, out: int, width: int, operations: Any, **place: Any) -> None:
+        super().__init__()
+        self.norm_final = operations.LayerNorm(dim, elementwise_affine=False, eps=1e-6, **place)
+        self.linear = operations.Linear(dim, out, **place)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), operations.Linear(width, dim, **place))
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        return self.linear(self.norm_final(x) * (1 + self.adaLN_modulation(c)[:, None]))
+
+
+class NextDiT(nn.Module):
+    """Predicts the flow of a noisy latent from a time 0..1 and text tokens.
+
+    Args:
+        n_layers, n_refiner_layers: Main layers; layers over each stream alone.
+        cap_feat_dim: Width of the text tokens.
+        axes_dims: Channels of a head for text and index, row and column.
+        z_image_modulation: The narrow modulation of Z-Image.
+        time_scale: Factor of times before their waves are taken.
+        pad_tokens_multiple: Both streams are filled to multiples of it with a learned token.
+    """
+
+    def __init__(
+        self,
+        patch_size: int = 2,
+        in_channels: int = 16,
+        dim: int = 2304,
+        n_layers: int = 26,
+        n_refiner_layers: int = 2,
+        n_heads: int = 24,
+        n_kv_heads: int = 8,
+        multiple_of: int = 256,
+        ffn_dim_multiplier: float = 4.0,
+        qk_norm: bool = True,
+        cap_feat_dim: int = 2304,
+        axes_dims: Sequence[int] = (32, 32, 32),
+        rope_theta: float = 10000.0,
+        z_image_modulation: bool = False,
+        time_scale: float = 1.0,
+        pad_tokens_multiple: int | None = None,
+        dtype: Any = None,
+        device: Any = None,
+        operations: Any = ops.disable_weight_init,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        place = {"dtype": dtype, "device": device}
+        parts = {"operations": operations, **place}
+        inner = -(-int(ffn_dim_multiplier * dim) // multiple_of) * multiple_of
+        sizes = LuminaSizes(dim, n_heads, n_kv_heads, inner, qk_norm)
+        width = min(dim, Z_MODULATION_WIDTH if z_image_modulation else MODULATION_WIDTH)
+        self.dtype, self.dim = dtype, dim
+        self.patch_size, self.in_channels = patch_size, in_channels
+        self.time_scale, self.pad_tokens_multiple = time_scale, pad_tokens_multiple
+        self.x_embedder = operations.Linear(patch_size**2 * in_channels, dim, **place)
+
+        def layers(count: int, modulation: int | None) -> nn.ModuleList:
+            return nn.ModuleList(
+                JointTransformerBlock(sizes, modulation, z_image_modulation, **parts)
+                for _ in range(count)
+            )
+
+        self.noise_refiner = layers(n_refiner_layers, width)
+        self.context_refiner = layers(n_refiner_layers, None)
+        self.t_embedder = TimestepEmbedder(min(dim, MODULATION_WIDTH), width, **parts)
+        self.cap_embedder = nn.Sequential(
+            RMSNorm(cap_feat_dim, sizes.norm_eps, **place),
+            operations.Linear(cap_feat_dim, dim, **place),
+        )
+        self.layers = layers(n_layers, width)
+        self.final_layer = FinalLayer(dim, patch_size**2 * in_channels, width, **parts)
+        if pad_tokens_multiple is not None:
+            self.x_pad_token = nn.Parameter(torch.empty(1, dim, **place))
+            self.cap_pad_token = nn.Parameter(torch.empty(1, dim, **place))
+        self.rope_embedder = EmbedND(dim // n_heads, rope_theta, list(axes_dims))
+
+    def forward(
+        self,
+        x: Tensor,
+        timesteps: Tensor,
+        context: Tensor,
+        num_tokens: int | None = None,
+        attention_mask: Tensor | None = None,
+        transformer_options: Options | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Apply the network, through the wrappers of ``transformer_options``.
+
+        Args:
+            x: Noisy latent ``[B, C, H, W]``.
+            timesteps: Times ``[B]`` in 0..1.
+            context: Text tokens ``[B, L, D]``.
+            num_tokens: Accepted for compatibility.
+            attention_mask: ``[B, L]``, 0 for padding, which text tokens do not look at.
+        """
+        options = {} if transformer_options is None else transformer_options
+        return run_wrapped(
+            self._forward, self, "diffusion_model", options,
+            x, timesteps, context, num_tokens, attention_mask, options, **kwargs,
+        )  # fmt: skip
+
+    def _forward(
+        self,
+        x: Tensor,
+        timesteps: Tensor,
+        context: Tensor,
+        num_tokens: int | None = None,
+        attention_mask: Tensor | None = None,
+        transformer_options: Options | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        del num_tokens, kwargs
+        options = {} if transformer_options is None else transformer_options
+        height, width = x.shape[-2:]
+        p = self.patch_size
+        padded = pad_to_patch_size(x, (p, p))
+        rows, columns = (size // p for size in padded.shape[-2:])
+        time = self.t_embedder((1.0 - timesteps) * self.time_scale, x)  # it counts from noise
+        patches = rearrange(padded, "b c (h p) (w q) -> b (h w) (p q c)", p=p, q=p)
+        img, ids = self.x_embedder(patches), self._image_ids(x, rows, columns, options)
+        txt = self.cap_embedder(context)
+        if self.pad_tokens_multiple is not None:
+            txt = _filled(txt, self.cap_pad_token, self.pad_tokens_multiple)
+            img = _filled(img, self.x_pad_token, self.pad_tokens_multiple)
+            ids = functional.pad(ids, (0, 0, 0, img.shape[1] - ids.shape[1]))
+        length = txt.shape[1]
+        ids[:, : rows * columns, 0] = length + 1
+        text_ids = torch.zeros(1, length, 3, device=x.device)
+        text_ids[..., 0] = torch.arange(length, device=x.device) + 1.0
+        freqs = self.rope_embedder(torch.cat([text_ids, ids], dim=1))
+        mask = _text_mask(attention_mask, txt)
+        for layer in self.context_refiner:
+            txt = layer(txt, mask, freqs[:, :, :length], None, options)
+        for number, layer in enumerate(self.noise_refiner):
+            img = layer(img, None, freqs[:, :, length:], time, options)
+            img = _patched("noise_refiner", number, img, txt, x, options)
+        joined = self._run_layers(torch.cat([txt, img], dim=1), length, freqs, time, x, options)
+        out = self.final_layer(joined[:, length : length + rows * columns], time)
+        out = rearrange(out, "b (h w) (p q c) -> b c (h p) (w q)", h=rows, p=p, q=p)
+        return -out[..., :height, :width]
+
+    def _image_ids(self, x: Tensor, rows: int, columns: int, options: Options) -> Tensor:
+        """Row and column of each patch ``[1, L, 3]``; the first axis is filled in later."""
+        changes = options.get("rope_options") or {}
+        ids = torch.zeros(rows, columns, 3, device=x.device)
+        lines = torch.arange(rows, device=x.device, dtype=torch.float32)
+        places = torch.arange(columns, device=x.device, dtype=torch.float32)
+        lines = lines * changes.get("scale_y", 1.0) + changes.get("shift_y", 0.0)
+        places = places * changes.get("scale_x", 1.0) + changes.get("shift_x", 0.0)
+        ids[..., 1], ids[..., 2] = lines[:, None], places
+        return ids.reshape(1, -1, 3)
+
+    def _run_layers(
+        self,
+        joined: Tensor,
+        length: int,
+        freqs: Tensor,
+        time: Tensor,
+        x: Tensor,
+        options: Options,
+    ) -> Tensor:
+        options["total_blocks"], options["block_type"] = len(self.layers), "double"
+        for number, layer in enumerate(self.layers):
+            options["block_index"] = number
+            joined = layer(joined, None, freqs, time, options)
+            if (options.get("patches") or {}).get("double_block"):
+                txt, img = joined[:, :length], joined[:, length:]
+                img = _patched("double_block", number, img, txt, x, options)
+                joined = torch.cat([txt, img], dim=1)
+        return joined
+
+
+def _patched(
+    name: str, number: int, img: Tensor, txt: Tensor, x: Tensor, options: Options
+) -> Tensor:
+    """What custom nodes make of the patches' tokens after a layer."""
+    for patch in (options.get("patches") or {}).get(name, ()):
+        facts = {"img": img, "txt": txt, "x": x, "block_index": number}
+        img = patch({**facts, "transformer_options": options}).get("img", img)
+    return img
+
+
+def _filled(x: Tensor, token: Tensor, multiple: int) -> Tensor:
+    """Tokens filled at their end to a multiple."""
+    missing = -x.shape[1] % multiple
+    if not missing:
+        return x
+    return torch.cat([x, token.to(x)[None].expand(x.shape[0], missing, -1)], dim=1)
+
+
+def _text_mask(mask: Tensor | None, txt: Tensor) -> Tensor | None:
+    """What is added to scores of text tokens ``[B, 1, 1, L]``; filling is seen."""
+    if mask is None:
+        return None
+    if not mask.is_floating_point():
+        mask = (mask.to(txt.dtype) - 1.0) * torch.finfo(txt.dtype).max
+    mask = functional.pad(mask.to(txt), (0, txt.shape[1] - mask.shape[1]))
+    return mask[:, None, None]

@@ -1,0 +1,441 @@
+"""Qwen-Image: a transformer with two streams, text and patches, over 16-channel latents.
+
+Custom nodes reach in through ``transformer_options``: ``patches_replace["dit"]`` with keys
+``("double_block", i)``, ``patches["double_block"]``, ``patches["post_input"]`` and ``control``
+residuals.
+Source: https://github.com/QwenLM/Qwen-Image, https://arxiv.org/abs/2508.02324.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from einops import rearrange, repeat
+from torch import Tensor, nn
+from torch.nn import functional
+
+from comfy import ops
+from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
+from comfy.ldm.flux.layers import EmbedND
+from comfy.ldm.flux.math import apply_rope1
+from comfy.nn import attention
+from comfy.nn.timesteps import timestep_embedding
+from comfy.nn.wrappers import run_wrapped
+
+TIME_WAVES, TIME_FACTOR = 256, 1000.0
+NORM_EPS = 1e-6
+THETA = 10000
+Options = dict[str, Any]
+
+
+class RMSNorm(nn.Module):
+    """Division by the root mean square, times a weight."""
+
+    def __init__(self, dim: int, dtype: Any = None, device: Any = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim, dtype=dtype, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight.to(x), NORM_EPS)
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with GELU between them, under the keys of diffusers."""
+
+    def __init__(self, dim: int, operations: Any, **place: Any) -> None:
+        super().__init__()
+        first = nn.Module()
+        first.proj = operations.Linear(dim, dim * 4, **place)
+        self.net = nn.ModuleList([first, nn.Identity(), operations.Linear(dim * 4, dim, **place)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        first: Any = self.net[0]
+        return self.net[2](functional.gelu(first.proj(x), approximate="tanh"))
+
+
+class JointAttention(nn.Module):
+    """Attention over text and patches together."""
+
+    def __init__(self, dim: int, heads: int, head_dim: int, operations: Any, **place: Any) -> None:
+        super().__init__()
+        self.heads = heads
+        inner = heads * head_dim
+        for name in ("norm_q", "norm_k", "norm_added_q", "norm_added_k"):
+            setattr(self, name, RMSNorm(head_dim, **place))
+        for name in ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj"):
+            setattr(self, name, operations.Linear(dim, inner, **place))
+        self.to_out = nn.ModuleList([operations.Linear(inner, dim, **place)])
+        self.to_add_out = operations.Linear(inner, dim, **place)
+
+    def forward(
+        self,
+        img: Tensor,
+        txt: Tensor,
+        freqs: Tensor,
+        mask: Tensor | None = None,
+        transformer_options: Options | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """``img [B, Li, D]``, ``txt [B, Lt, D]``; rotations and mask for text, then patches."""
+        q, k, v = self._project(img, ("to_q", "to_k", "to_v"), ("norm_q", "norm_k"))
+        added = ("add_q_proj", "add_k_proj", "add_v_proj")
+        tq, tk, tv = self._project(txt, added, ("norm_added_q", "norm_added_k"))
+        joint_q = apply_rope1(torch.cat([tq, q], dim=2), freqs)
+        joint_k = apply_rope1(torch.cat([tk, k], dim=2), freqs)
+        out = attention.optimized_attention(
+            joint_q, joint_k, torch.cat([tv, v], dim=2), self.heads, mask=mask,
+            skip_reshape=True, transformer_options=transformer_options,
+        )  # fmt: skip
+        length = txt.shape[1]
+        return self.to_out[0](out[:, length:]), self.to_add_out(out[:, :length])
+
+    def _project(
+        self, x: Tensor, layers: Sequence[str], norms: Sequence[str]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values ``[B, heads, L, D]``; the first two normed."""
+        q, k, v = (
+            getattr(self, layer)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in layers
+        )
+        return getattr(self, norms[0])(q), getattr(self, norms[1])(k), v
+
+
+class TransformerBlock(nn.Module):
+    """A layer over both streams."""
+
+    compiles_alone = True
+
+    def __init__(self, dim: int, heads: int, head_dim: int, operations: Any, **place: Any) -> None:
+        super().__init__()
+        parts = {"operations": operations, **place}
+        for stream in ("img", "txt"):
+            modulation = nn.Sequential(nn.SiLU(), operations.Linear(dim, 6 * dim, **place))
+            setattr(self, f"{stream}_mod", modulation)
+            for norm in ("norm1", "norm2"):
+                plain = operations.LayerNorm(dim, eps=NORM_EPS, elementwise_affine=False, **place)
+                setattr(self, f"{stream}_{norm}", plain)
+            setattr(self, f"{stream}_mlp", FeedForward(dim, **parts))
+        self.attn = JointAttention(dim, heads, head_dim, **parts)
+
+    def forward(
+        self,
+        img: Tensor,
+        txt: Tensor,
+        temb: Tensor,
+        freqs: Tensor,
+        mask: Tensor | None = None,
+        timestep_zero_index: int | None = None,
+        transformer_options: Options | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """One layer over ``img`` and ``txt``.
+
+        Args:
+            temb: Time embedding ``[B, D]``; with ``timestep_zero_index`` ``[2 B, D]``, the second
+                half for the patches from that index on.
+        """
+        img_mods = self._modulation("img", temb, img, timestep_zero_index)
+        text_time = temb if timestep_zero_index is None else temb.chunk(2)[0]
+        txt_mods = self._modulation("txt", text_time, txt, None)
+        img_attn, txt_attn = self.attn(
+            self._modulated("img_norm1", img, img_mods[:2]),
+            self._modulated("txt_norm1", txt, txt_mods[:2]),
+            freqs, mask, transformer_options,
+        )  # fmt: skip
+        img = img + img_mods[2] * img_attn
+        txt = txt + txt_mods[2] * txt_attn
+        for_img = self._modulated("img_norm2", img, img_mods[3:5])
+        img = torch.addcmul(img, img_mods[5], getattr(self, "img_mlp")(for_img))  # noqa: B009
+        for_txt = self._modulated("txt_norm2", txt, txt_mods[3:5])
+        txt = torch.addcmul(txt, txt_mods[5], getattr(self, "txt_mlp")(for_txt))  # noqa: B009
+        return img, txt
+
+    def _modulation(
+        self, stream: str, temb: Tensor, x: Tensor, zero_index: int | None
+    ) -> tuple[Tensor, ...]:
+        """Shift, scale and gate of attention and feed-forward, ``[B, 1 or L, D]`` each."""
+        made = getattr(self, f"{stream}_mod")(temb)[:, None]
+        if zero_index is not None:
+            now, zero = made.chunk(2)
+            made = torch.cat(
+                [
+                    now.expand(-1, zero_index, -1),
+                    zero.expand(-1, x.shape[1] - zero_index, -1),
+                ],
+                dim=1,
+            )
+        return made.chunk(6, dim=-1)
+
+    def _modulated(self, norm: str, x: Tensor, mods: Sequence[Tensor]) -> Tensor:
+        return torch.addcmul(mods[0], getattr(self, norm)(x), 1 + mods[1])
+
+
+class TimeEmbedding(nn.Module):
+    """Times 0..1 as vectors, with a kind of picture added if the network tells kinds apart."""
+
+    def __init__(self, dim: int, has_kinds: bool, operations: Any, **place: Any) -> None:
+        super().__init__()
+        embedder = nn.Module()
+        embedder.linear_1 = operations.Linear(TIME_WAVES, dim, **place)
+        embedder.linear_2 = operations.Linear(dim, dim, **place)
+        self.timestep_embedder = embedder
+        self.addition_t_embedding: nn.Module | None = None
+        if has_kinds:
+            self.addition_t_embedding = operations.Embedding(2, dim, **place)
+
+    def forward(self, timestep: Tensor, like: Tensor, kind: Tensor | None = None) -> Tensor:
+        waves = timestep_embedding(timestep * TIME_FACTOR, TIME_WAVES).to(like.dtype)
+        layers: Any = self.timestep_embedder
+        made = layers.linear_2(functional.silu(layers.linear_1(waves)))
+        if self.addition_t_embedding is not None and kind is not None:
+            added = self.addition_t_embedding(kind.to(made.device, torch.long))
+            made = made + added.to(made)
+        return made
+
+
+class LastLayer(nn.Module):
+    """A modulated norm; the scale comes before the shift."""
+
+    def __init__(self, dim: int, operations: Any, **place: Any) -> None:
+        super().__init__()
+        self.linear = operations.Linear(dim, 2 * dim, **place)
+        self.norm = operations.LayerNorm(dim, eps=NORM_EPS, elementwise_affine=False, **place)
+
+    def forward(self, x: Tensor, temb: Tensor) -> Tensor:
+        scale, shift = self.linear(functional.silu(temb))[:, None].chunk(2, dim=-1)
+        return torch.addcmul(shift, self.norm(x), 1 + scale)
+
+
+class QwenImageTransformer2DModel(nn.Module):
+    """Predicts the flow of a noisy latent from a time 0..1 and text tokens.
+
+    Args:
+        in_channels, out_channels: Channels of a patch that enters, and of a latent that leaves.
+        joint_attention_dim: Width of the text tokens.
+        axes_dims_rope: Channels of a head for index, row and column.
+        default_ref_method: How reference latents are placed when nobody says.
+        use_additional_t_cond: Whether the network is told kinds of picture (layered).
+        final_layer: Whether there is an output (control networks have none).
+    """
+
+    def __init__(
+        self,
+        patch_size: int = 2,
+        in_channels: int = 64,
+        out_channels: int = 16,
+        num_layers: int = 60,
+        attention_head_dim: int = 128,
+        num_attention_heads: int = 24,
+        joint_attention_dim: int = 3584,
+        axes_dims_rope: Sequence[int] = (16, 56, 56),
+        default_ref_method: str = "index",
+        use_additional_t_cond: bool = False,
+        final_layer: bool = True,
+        dtype: Any = None,
+        device: Any = None,
+        operations: Any = ops.disable_weight_init,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        if sum(axes_dims_rope) != attention_head_dim:
+            raise ValueError(
+                f"axes_dims_rope {list(axes_dims_rope)} does not add up to the head size "
+                f"{attention_head_dim}"
+            )
+        place = {"dtype": dtype, "device": device}
+        parts = {"operations": operations, **place}
+        dim = num_attention_heads * attention_head_dim
+        self.dtype, self.patch_size, self.inner_dim = dtype, patch_size, dim
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.default_ref_method = default_ref_method
+        self.pe_embedder = EmbedND(attention_head_dim, THETA, list(axes_dims_rope))
+        self.time_text_embed = TimeEmbedding(dim, use_additional_t_cond, **parts)
+        self.txt_norm = RMSNorm(joint_attention_dim, **place)
+        self.img_in = operations.Linear(in_channels, dim, **place)
+        self.txt_in = operations.Linear(joint_attention_dim, dim, **place)
+        self.transformer_blocks = nn.ModuleList(
+            TransformerBlock(dim, num_attention_heads, attention_head_dim, **parts)
+            for _ in range(num_layers)
+        )
+        if final_layer:
+            self.norm_out = LastLayer(dim, **parts)
+            self.proj_out = operations.Linear(dim, patch_size**2 * out_channels, **place)
+
+    # -- positions and patches -------------------------------------------------------------------
+
+    def process_img(
+        self, x: Tensor, index: float = 0, h_offset: int = 0, w_offset: int = 0
+    ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+        """Patches ``[B, L, C * p * p]`` of a latent ``[B, C, T, H, W]``, their positions and the
+        padded shape.
+
+        Rows and columns are counted from the middle.
+        """
+        p = self.patch_size
+        padded = pad_to_patch_size(x, (1, p, p))
+        tokens = rearrange(padded, "b c t (h p) (w q) -> b (t h w) (c p q)", p=p, q=p)
+        rows, columns = ((size + p // 2) // p for size in x.shape[-2:])
+        top, left = ((offset + p // 2) // p for offset in (h_offset, w_offset))
+        frames = x.shape[2]
+        ids = torch.zeros(frames, rows, columns, 3, device=x.device)
+        steps = torch.arange(frames, device=x.device, dtype=torch.float32)
+        ids[..., 0] = (steps if frames > 1 else 0 * steps)[:, None, None] + index
+        ids[..., 1] = (torch.arange(rows, device=x.device) + top - rows // 2)[:, None].float()
+        ids[..., 2] = (torch.arange(columns, device=x.device) + left - columns // 2).float()
+        return tokens, repeat(ids, "t h w c -> b (t h w) c", b=x.shape[0]), tuple(padded.shape)
+
+    def _references(
+        self, latents: Sequence[Tensor], x: Tensor, method: str
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Patches and positions of reference latents, placed by a method.
+
+        "index": each at an index of its own; "negative_index": likewise, below 0; otherwise beside
+        one another at index 1.
+        """
+        placed = []
+        height = width = 0
+        index = 0.0
+        for latent in latents:
+            rows, columns = latent.shape[-2:]
+            top = left = 0
+            if method in ("index", "index_timestep_zero"):
+                index += 1
+            elif method == "negative_index":
+                index -= 1
+            else:
+                index = 1
+                if rows + height > columns + width:
+                    left = width
+                else:
+                    top = height
+                height, width = max(height, rows + top), max(width, columns + left)
+            seen = latent if latent.ndim == 5 else latent[:, :, None]
+            tokens, ids, _ = self.process_img(seen, index, top, left)
+            placed.append((tokens.expand(x.shape[0], -1, -1), ids.expand(x.shape[0], -1, -1)))
+        return placed
+
+    def _text_ids(self, context: Tensor, rows: int, columns: int) -> Tensor:
+        """Text stands behind the picture on all axes."""
+        p = self.patch_size
+        start = round(max((rows + p // 2) // p // 2, (columns + p // 2) // p // 2))
+        length = context.shape[1]
+        places = torch.arange(start, start + length, device=context.device, dtype=torch.float32)
+        return places.reshape(1, -1, 1).expand(context.shape[0], -1, 3)
+
+    # -- forward ---------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        x: Tensor,
+        timestep: Tensor,
+        context: Tensor,
+        attention_mask: Tensor | None = None,
+        ref_latents: Sequence[Tensor] | None = None,
+        additional_t_cond: Tensor | None = None,
+        transformer_options: Options | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Apply the network, through the wrappers of ``transformer_options``.
+
+        Args:
+            x: Noisy latent ``[B, C, T, H, W]``.
+            timestep: Times ``[B]`` in 0..1.
+            context: Text tokens ``[B, L, D]``.
+            attention_mask: Has no effect: texts come without padding, as the incumbent has it.
+            ref_latents: Pictures to look at, ``[B, C, 1, h, w]`` each.
+            additional_t_cond: Kind of picture ``[B]``.
+            **kwargs: ``ref_latents_method``, ``control`` residuals "input".
+        """
+        options = {} if transformer_options is None else transformer_options
+        return run_wrapped(
+            self._forward, self, "diffusion_model", options,
+            x, timestep, context, attention_mask, ref_latents, additional_t_cond, options,
+            **kwargs,
+        )  # fmt: skip
+
+    def _forward(
+        self,
+        x: Tensor,
+        timestep: Tensor,
+        context: Tensor,
+        attention_mask: Tensor | None = None,
+        ref_latents: Sequence[Tensor] | None = None,
+        additional_t_cond: Tensor | None = None,
+        transformer_options: Options | None = None,
+        control: Options | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        del attention_mask
+        options = {} if transformer_options is None else transformer_options
+        img, ids, shape = self.process_img(x)
+        count, zero_index = img.shape[1], None
+        if ref_latents:
+            method = kwargs.get("ref_latents_method") or self.default_ref_method
+            for tokens, places in self._references(ref_latents, x, method):
+                img, ids = torch.cat([img, tokens], dim=1), torch.cat([ids, places], dim=1)
+            if method == "index_timestep_zero":  # references are pictures without noise
+                timestep, zero_index = torch.cat([timestep, timestep * 0]), count
+        text_ids = self._text_ids(context, x.shape[-2], x.shape[-1])
+        freqs = self.pe_embedder(torch.cat([text_ids, ids], dim=1))
+        img, txt = self.img_in(img), self.txt_in(self.txt_norm(context))
+        for patch in (options.get("patches") or {}).get("post_input", ()):
+            facts = {"img": img, "txt": txt, "img_ids": ids, "txt_ids": text_ids}
+            facts = patch({**facts, "transformer_options": options})
+            img, txt = facts["img"], facts["txt"]
+        temb = self.time_text_embed(timestep, img, additional_t_cond)
+        shared = {
+            "temb": temb,
+            "freqs": freqs,
+            "mask": None,
+            "timestep_zero_index": zero_index,
+            "transformer_options": options,
+        }
+        img = self._run_blocks(img, txt, x, shared, control)
+        temb = temb if zero_index is None else temb.chunk(2)[0]
+        out = self.proj_out(self.norm_out(img[:, :count], temb))
+        p = self.patch_size
+        out = rearrange(
+            out, "b (t h w) (c p q) -> b c t (h p) (w q)",
+            t=shape[2], h=shape[3] // p, w=shape[4] // p, p=p, q=p,
+        )  # fmt: skip
+        return out[:, :, :, : x.shape[-2], : x.shape[-1]]
+
+    def _run_blocks(
+        self, img: Tensor, txt: Tensor, x: Tensor, shared: Options, control: Options | None
+    ) -> Tensor:
+        options = shared["transformer_options"]
+        options["total_blocks"], options["block_type"] = len(self.transformer_blocks), "double"
+        table = (options.get("patches_replace") or {}).get("dit") or {}
+        patches = (options.get("patches") or {}).get("double_block", ())
+        residuals = (control or {}).get("input") or ()
+        for number, block in enumerate(self.transformer_blocks):
+            options["block_index"] = number
+            replacement = table.get(("double_block", number))
+            img, txt = _run_block(block, img, txt, shared, replacement)
+            for patch in patches:
+                facts = {"img": img, "txt": txt, "x": x, "block_index": number}
+                changed = patch({**facts, "transformer_options": options})
+                img, txt = changed["img"], changed["txt"]
+            if number < len(residuals) and residuals[number] is not None:
+                added = residuals[number]
+                img = img.clone()
+                img[:, : added.shape[1]] += added
+        return img
+
+
+def _run_block(
+    block: nn.Module, img: Tensor, txt: Tensor, shared: Options, replacement: Any
+) -> tuple[Tensor, Tensor]:
+    """One block, or what a custom node put in its place."""
+    if replacement is None:
+        return block(img, txt, **shared)
+
+    def original(args: Options) -> Options:
+        changed = {**shared, "temb": args["vec"], "freqs": args["pe"]}
+        out_img, out_txt = block(args["img"], args["txt"], **changed)
+        return {"img": out_img, "txt": out_txt}
+
+    args = {"img": img, "txt": txt, "vec": shared["temb"], "pe": shared["freqs"]}
+    args["transformer_options"] = shared["transformer_options"]
+    out = replacement(args, {"original_block": original})
+    return out["img"], out["txt"]

