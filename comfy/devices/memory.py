@@ -209,6 +209,27 @@ def require_room(
         )
 
 
+def require_capacity(needed: float, name: str, device: torch.device) -> None:
+    """Refuse work that would take more main memory than the machine has, swap included.
+
+    The system would end the process, or another one. Accelerators refuse by themselves.
+
+    Args:
+        needed: Estimate in bytes.
+        name: What needs it, for the error.
+    Raises:
+        NotEnoughMemory: It can never fit.
+    """
+    if device.type not in UNIFIED_KINDS:
+        return
+    whole = get_total_memory(device) + psutil.swap_memory().total
+    if needed > whole:
+        raise NotEnoughMemory(
+            f"{name} needs about {in_gib(needed)}, and this machine has {in_gib(whole)}; lower "
+            "its width, height, length or count"
+        )
+
+
 def in_gib(size_bytes: float) -> str:
     """A size for people."""
     return f"{size_bytes / GIB:.1f} GiB"

@@ -348,6 +348,7 @@ def run_or_make_room(
             it half of the model's resident weights are given up.
     Raises:
         OutOfMemoryReport: There was not enough memory the second time either.
+        NotEnoughMemory: The call itself has found that no room would do.
     """
     for last, attempt in enumerate((call, smaller or call)):
         try:
@@ -357,6 +358,8 @@ def run_or_make_room(
         except (RuntimeError, MemoryError) as error:
             if not memory.is_oom(error):
                 raise
+            if smaller is None and isinstance(error, memory.NotEnoughMemory):
+                raise  # it has been told what there is, and more room would not do
             text = (str(error) or "MemoryError").splitlines()[0]
             traceback.clear_frames(error.__traceback__)  # they hold the tensors of the attempt
             error.__traceback__ = None

@@ -25,6 +25,8 @@ from comfy.sampling.jobs import Job, cut
 
 # A joined call must fit this many times over into free memory.
 MEMORY_MARGIN = 1.5
+# Cells times channels from which on it is asked whether the machine could hold a call at all.
+LARGE_LATENT = 2**20
 # Model option: where lists have calls of their own, the negative's comes before the positive's.
 NEGATIVE_FIRST = "negative_first"
 # Starting value of the total weight: cells that no entry covers come out as 0, not as NaN.
@@ -48,6 +50,8 @@ def _choose_batch(
         last_first: Begin with the jobs that fit the newest one in place of the oldest.
     """
     first = jobs[-1 if last_first else 0][0]
+    if first.input_x.numel() > LARGE_LATENT:
+        _require_capacity(model, first, device)
     alike = [i for i in range(len(jobs)) if job_functions.can_concat_cond(jobs[i][0], first)][::-1]
     if len(alike) == 1 or get_runtime().precision.deterministic:
         return alike[:1]  # a larger batch may round differently, and memory differs from day to day
@@ -59,6 +63,20 @@ def _choose_batch(
         if needed * MEMORY_MARGIN < free:
             return chosen
     return alike[:1]
+
+
+def _require_capacity(model: Any, job: Job, device: Any) -> None:
+    """Refuse a call that the machine's memory could never hold, even alone.
+
+    Raises:
+        NotEnoughMemory: The estimate is above all there is.
+    """
+    shape = list(job.input_x.shape)
+    memory.require_capacity(
+        model.memory_required(shape, cond_shapes=_shapes_of([(job, 0)])),
+        f"one call of the model on a latent of shape {tuple(shape)}",
+        torch.device(device),
+    )
 
 
 def _merge_patches(options: dict[str, Any], patches: dict[str, list[Any]] | None) -> None:

@@ -24,6 +24,9 @@ from comfy.weights.marks import cannot_run
 
 COLOURS = 3  # channels of a picture without alpha
 
+ESTIMATE_TO_TRUTH = 3.0
+"""How far the estimates of memory, made for headroom on devices, lie above what a run takes."""
+
 logger = logging.getLogger(__name__)
 
 StateDict = Mapping[str, Tensor]
@@ -166,6 +169,7 @@ class VAE(TiledCoding):
         self._check_channels(samples_in)
 
         def whole() -> Tensor:
+            self._require_capacity(self.memory_used_decode, samples_in[:1].shape, "decoding")
             self._load(self.memory_used_decode(samples_in.shape, self.vae_dtype))
             run = self._decoder(vae_options or {})
             batch = self._batch_size(self.memory_used_decode, samples_in[:1].shape)
@@ -182,6 +186,7 @@ class VAE(TiledCoding):
         pixels = self._pixels_in(pixel_samples)
 
         def whole() -> Tensor:
+            self._require_capacity(self.memory_used_encode, pixels[:1].shape, "encoding")
             self._load(self.memory_used_encode(pixels.shape, self.vae_dtype))
             batch = self._batch_size(self.memory_used_encode, pixels[:1].shape)
             return _in_batches(pixels, batch, self._encoder())
@@ -252,6 +257,12 @@ class VAE(TiledCoding):
         residency.load_models_gpu(
             [self.patcher], memory_required=required, force_full_load=self.disable_offload
         )
+
+    def _require_capacity(self, estimate: Callable[..., float], shape: Any, verb: str) -> None:
+        """Refuse a piece that the machine could never hold, so that tiles are taken instead."""
+        needed = estimate(shape, self.vae_dtype) / ESTIMATE_TO_TRUTH
+        name = f"{verb} shape {tuple(shape)} in one piece"
+        memory.require_capacity(needed, name, torch.device(self.device))
 
     def _batch_size(self, estimate: Callable[..., float], shape: Any) -> int:
         """How many pictures of a shape fit beside the weights."""

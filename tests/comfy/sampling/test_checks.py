@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from comfy.devices import memory
 from comfy.interrupt import InterruptProcessingException, interrupt_current_processing
 from comfy.ldm.flux.model import Flux
 from comfy.ldm.mmdit.model import MMDiT
 from comfy.ldm.unet.model import UNetModel
-from comfy.sampling import checks, noise, run, samplers, solvers
+from comfy.sampling import batching, checks, noise, run, samplers, solvers
 from tests.comfy.sampling.support import (
     NEGATIVE,
     POSITIVE,
@@ -154,3 +155,17 @@ def test_networks_read_what_they_say(network: type[torch.nn.Module]) -> None:
     for name in network.reads_patches:  # type: ignore[union-attr]
         stem = name.removesuffix("_patch").removesuffix("_output")
         assert f'"{name}"' in sources or f'"{stem}"' in sources
+
+
+def test_a_latent_that_no_memory_could_hold_is_refused_before_the_model_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = ClosedFormModel()
+    monkeypatch.setattr(batching, "LARGE_LATENT", 0)
+    monkeypatch.setattr(model, "memory_required", lambda shape, cond_shapes=None: 1e18)
+    start = noise.prepare_noise(LATENT, 1)
+    with pytest.raises(memory.NotEnoughMemory, match=r"one call of the model on a latent of shape"):
+        run.sample_custom(
+            patcher(model), start, 1.0, samplers.ksampler("euler"), torch.tensor([1.0, 0.0]),
+            conditioning(POSITIVE), conditioning(NEGATIVE), LATENT, disable_pbar=True, seed=1,
+        )  # fmt: skip

@@ -161,3 +161,17 @@ def test_taesd_agrees_with_the_reference(name: str, channels: int, golden_folder
 def test_norm_groups_come_from_the_header(weights) -> None:
     one = VAE(sd=weights, metadata={"vae_config": '{"norm_num_groups": 2}'})
     assert one.first_stage_model.decoder.norm_out.num_groups == 2
+
+
+@torch.inference_mode()
+def test_a_picture_that_the_machine_could_never_hold_whole_goes_in_tiles(
+    vae: VAE, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    latent = torch.rand(1, 4, 8, 8)
+    whole = vae.decode(latent)
+    monkeypatch.setattr(vae, "memory_used_decode", lambda shape, dtype: 1e18)
+    monkeypatch.setattr(vae, "memory_used_encode", lambda shape, dtype: 1e18)
+    in_tiles = vae.decode(latent)
+    assert "in smaller parts" in caplog.text
+    assert in_tiles.shape == whole.shape
+    assert vae.encode(whole).shape == latent.shape
