@@ -40,6 +40,7 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
     forced_hooks: HookGroup | None
     model_patches_to: Callable[[torch.device], None]
     model_size: Callable[[], int]
+    lowvram_patch_counter: Callable[[], int]
 
     def _other_kind_of_plan(self) -> bool:
         """Whether the module was loaded by a patcher with another way of streaming."""
@@ -301,6 +302,7 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
             "device": state.device or self.offload_device,
             "model_loaded_weight_memory": state.loaded_bytes,
             "model_lowvram": bool(state.streaming),
+            "lowvram_patch_counter": self.lowvram_patch_counter(),
             "current_weight_patches_uuid": state.uuid,
         }
         for name, value in shown.items():

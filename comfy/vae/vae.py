@@ -329,7 +329,10 @@ class VAE(TiledCoding):
             )
         logger.warning("Decoding in %s gave NaN; decoding in float32 from now on", self.vae_dtype)
         self.vae_dtype = torch.float32
+        self.patcher.detach()  # what rests is widened, so that the next load brings it so
         self.first_stage_model.to(torch.float32)
+        self.patcher.size, self.size = 0, None
+        self._load(self.memory_used_decode(part.shape, self.vae_dtype))
         out = self.first_stage_model.decode(self._run(part), **options)
         out = out.to(self.output_device).float()
         if not _is_finite(out):

@@ -501,6 +501,7 @@ def test_the_module_shows_its_state_under_the_usual_names(accelerator: Any) -> N
     assert not model.model_lowvram
     patcher.partially_unload(CPU, 1)
     assert model.model_lowvram
+    assert model.lowvram_patch_counter == patcher.lowvram_patch_counter() == 0  # nothing is patched
     patcher.detach()
     assert model.device == CPU
     assert model.current_weight_patches_uuid is None

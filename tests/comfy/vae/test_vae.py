@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,6 +95,24 @@ def test_nan_from_low_precision_is_mended_in_float32(weights, recorded: GoldenNe
     vae.first_stage_model.decode = overflows
     assert vae.decode(recorded.inputs["z"]).isfinite().all()
     assert vae.vae_dtype == torch.float32
+
+
+def test_a_vae_widened_after_nan_stays_so_when_it_is_loaded_again(
+    accelerator: Any, weights, recorded: GoldenNet
+) -> None:
+    vae = VAE(sd=weights, dtype=torch.bfloat16)
+    network_decode = vae.first_stage_model.decode
+
+    def overflows(z, **options):
+        out = network_decode(z, **options)
+        return out * float("nan") if z.dtype == torch.bfloat16 else out
+
+    vae.first_stage_model.decode = overflows
+    first = vae.decode(recorded.inputs["z"])
+    assert torch.accelerator.memory_allocated(0) == vae.patcher.loaded_size() > 0
+    residency.unload_all_models()
+    assert torch.equal(vae.decode(recorded.inputs["z"]), first)
+    assert {p.dtype for p in vae.first_stage_model.parameters()} == {torch.float32}
 
 
 def test_a_latent_of_another_model_is_refused_with_both_numbers(vae: VAE) -> None:
