@@ -185,9 +185,13 @@ def bench_patch(one_in: int, rank: int) -> None:
         factors = [patch[0][1].weights[:2] for patch in views[0].patches.values()]
         factors = [(up.flatten(1), down.flatten(1)) for up, down in factors]
         weights = [p.detach() for p in model.parameters()]
+        at_hand = [torch.zeros(up.shape[0], down.shape[1]) for up, down in factors]
         calls: dict[str, Callable[[], Any]] = {
             "products": lambda f=factors: [None for up, down in f if torch.mm(up, down) is None],
-            "products, kept": lambda f=factors: [torch.mm(up, down) for up, down in f],
+            "products into memory at hand": lambda f=factors, o=at_hand: [
+                torch.mm(up, down, out=out) for (up, down), out in zip(f, o)
+            ],
+            "products into new memory": lambda f=factors: [torch.mm(up, down) for up, down in f],
             "copying the weights": lambda w=weights: [one.clone() for one in w],
             "first patch": lambda v=views: v[0].patch_model(CPU),
             "to another LoRA": lambda v=views: v[1].patch_model(CPU),
