@@ -80,6 +80,7 @@ MODULES: tuple[str, ...] = (
     "nodes_photomaker",
     "nodes_upscale_model",
     "nodes_dataset",
+    "nodes_train",
     "nodes_audio",
     "nodes_ace",
     "nodes_video",

@@ -1,4 +1,4 @@
-"""Conditioning and latents of Hunyuan3D, which makes shapes from pictures."""
+"""Conditioning, latents and meshes of Hunyuan3D, which makes shapes from pictures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from comfy.devices import placement
 from comfy_api.latest import io
 from comfy_extras.declarations import pair_outputs
 from comfy_extras.extension import entrypoint_of
+from comfy_extras.shapes.nodes import SaveGLB, VoxelToMesh, VoxelToMeshBasic
 from comfy_nodes.latent_basics import empty_samples
 
 CHANNELS = 64
@@ -102,5 +103,10 @@ class Hunyuan3Dv2ConditioningMultiView(io.ComfyNode):
 
 
 comfy_entrypoint = entrypoint_of(
-    EmptyLatentHunyuan3Dv2, Hunyuan3Dv2Conditioning, Hunyuan3Dv2ConditioningMultiView
+    EmptyLatentHunyuan3Dv2,
+    Hunyuan3Dv2Conditioning,
+    Hunyuan3Dv2ConditioningMultiView,
+    VoxelToMeshBasic,
+    VoxelToMesh,
+    SaveGLB,
 )

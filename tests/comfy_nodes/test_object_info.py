@@ -33,8 +33,8 @@ FILE_LISTS = {
     "image",
 }
 
-# Likewise, inputs that offer names of folders.
-FOLDER_LISTS = {"folder"}
+# Likewise, inputs of schemas that offer names of folders or files.
+NAME_LISTS = {"folder", "existing_lora"}
 
 
 def without_texts(value: Any) -> Any:
@@ -52,8 +52,8 @@ def comparable(info: dict[str, Any]) -> dict[str, Any]:
         for name, declared in section.items():
             if name in FILE_LISTS and isinstance(declared[0], list):
                 declared[0] = "file list"
-            if name in FOLDER_LISTS and declared[0] == "COMBO":
-                declared[1]["options"] = "folder list"
+            if name in NAME_LISTS and declared[0] == "COMBO":
+                declared[1]["options"] = "name list"
             if len(declared) == 2 and declared[1] == {}:
                 section[name] = declared[:1]
     return cleaned

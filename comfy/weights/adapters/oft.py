@@ -72,7 +72,8 @@ class _RotationAdapter(WeightAdapterBase):
         blocks = moved(blocks, weight.device, intermediate_dtype)
         rescale = moved(rescale, weight.device, intermediate_dtype)
         assert blocks is not None
-        running = weight.to(intermediate_dtype)
+        # Training takes gradients of it, and the weight is changed in place.
+        running = weight.to(intermediate_dtype, copy=blocks.requires_grad)
         try:
             delta = self._change(running, cayley(blocks, alpha), rescale, strength)
         except (RuntimeError, ValueError) as error:

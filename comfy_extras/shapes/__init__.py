@@ -1,0 +1,1 @@
+"""Shapes in three dimensions: surfaces of occupied space, and files for them."""

@@ -1,0 +1,1 @@
+"""Training of LoRAs and other adapters on a loaded model."""
