@@ -15,6 +15,7 @@ from comfy.devices.runtime import primary_device
 ASKED = re.compile(r"(?:tried to |unable to )allocate ([\d.]+) ?(bytes|[KMGTPE]iB)", re.IGNORECASE)
 """How torch and NumPy say what was asked for: `You tried to allocate 4096 bytes`."""
 
+WORTH_NAMING = 100 * memory.MIB  # what a model must hold to be named among those that hold memory
 UNLOADED = "All models were unloaded, and the next prompt starts with that memory"
 
 UNITS = {"bytes": 1} | {f"{letter}iB": 1024**power for power, letter in enumerate("KMGTPE", 1)}
@@ -69,10 +70,10 @@ def free_after_oom(error: BaseException) -> str | None:
         residency.unload_all_models()
         return f"{text} {UNLOADED}."
     if isinstance(error, memory.NotEnoughMemory):
-        what, said = f"Not enough memory: {text}.", ""
-    else:
-        what = f"Memory ran out{_asked(text)}. {_what_there_is()}"
-        said = f" ({_short(text)})" if text else ""
+        residency.unload_all_models()
+        return f"Not enough memory: {text}. {UNLOADED}."
+    what = f"Memory ran out{_asked(text)}. {_what_there_is()}"
+    said = f" ({_short(text)})" if text else ""
     residency.unload_all_models()
     return (
         f"{what} {UNLOADED}. Use a smaller picture, batch, length or model, or start with "
@@ -97,7 +98,11 @@ def _what_there_is() -> str:
         f"{memory.in_gib(memory.get_total_memory(place))} are free on {place}"
         for place in places
     ]
-    rows += [f"{owner}: {memory.in_gib(held)}" for owner, held in memory_by_owner().items() if held]
+    rows += [
+        f"{owner}: {memory.in_gib(held)}"
+        for owner, held in memory_by_owner().items()
+        if held > WORTH_NAMING
+    ]
     process = psutil.Process(os.getpid()).memory_info().rss
     return f"{'; '.join(rows)}; this process in main memory: {memory.in_gib(process)}."
 

@@ -54,4 +54,4 @@ def test_what_has_no_room_is_refused_with_its_size_before_it_is_made() -> None:
     said = report.free_after_oom(hit.value)
     assert said is not None
     assert said.startswith("Not enough memory: a film of shape (1048576, 1048576) would take")
-    assert "Use a smaller picture" in said
+    assert "lower its width" in said
