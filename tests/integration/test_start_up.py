@@ -39,7 +39,6 @@ def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
         ("--output-directory", "the folder {file} cannot be made"),
         ("--temp-directory", "the folder {file}/temp cannot be made"),
         ("--extra-model-paths-config", "{file}: expected sections, found str"),
-        ("--disabled-nodes-config", "{file} must hold a list of node names"),
     ],
 )
 def test_an_unusable_path_is_named(tmp_path: Path, option: str, words: str) -> None:
