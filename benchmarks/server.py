@@ -122,7 +122,7 @@ def _run_steps(server: Any) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """One kept-alive connection; answers are told apart by Content-Length only."""
+    """One kept-alive connection; answers end by Content-Length or with their last chunk."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -140,12 +140,19 @@ class Connection(asyncio.Protocol):
         if end < 0:
             return
         head = bytes(self._buffer[:end]).lower()
+        if b"transfer-encoding: chunked" in head:
+            if self._buffer.endswith(b"\r\n0\r\n\r\n"):
+                self._answered(head, bytes(self._buffer[end + 4 :]))
+            return
         length = int(head.partition(b"content-length:")[2].split(b"\r", 1)[0] or 0)
-        if len(self._buffer) >= end + 4 + length and self._waiter is not None:
-            body = bytes(self._buffer[end + 4 : end + 4 + length])
-            self._buffer.clear()
-            if not head.startswith(b"http/1.1 200"):
-                raise SystemExit(f"unexpected answer: {head[:60]!r}")
+        if len(self._buffer) >= end + 4 + length:
+            self._answered(head, bytes(self._buffer[end + 4 : end + 4 + length]))
+
+    def _answered(self, head: bytes, body: bytes) -> None:
+        self._buffer.clear()
+        if not head.startswith(b"http/1.1 200"):
+            raise SystemExit(f"unexpected answer: {head[:60]!r}")
+        if self._waiter is not None:
             self._waiter.set_result((self._first, body))
 
     async def ask(self, request: bytes) -> tuple[float, bytes]:
@@ -197,9 +204,14 @@ async def measure_get(port: int) -> None:
 
 
 async def measure_info(port: int) -> None:
-    """First byte and size of /object_info."""
+    """First byte and size of /object_info; "fresh" is what the editor asks for."""
     connection = await connect(port)
-    for name, headers in (("plain", ""), ("gzip", "Accept-Encoding: gzip\r\n")):
+    packed = "Accept-Encoding: gzip\r\n"
+    for name, headers in (
+        ("plain", ""),
+        ("gzip", packed),
+        ("fresh", f"Cache-Control: no-cache\r\n{packed}"),
+    ):
         times, size = [], 0
         for _ in range(15):
             started = time.perf_counter()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from comfy_execution.spec import NodeSpec
-from comfy_execution.wire import strict_json
+from comfy_execution.wire import dump_json
 
 
 def node_info(spec: NodeSpec, display_name: str | None = None) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def node_info(spec: NodeSpec, display_name: str | None = None) -> dict[str, Any]
     """
     own_info = getattr(spec, "node_info", None)
     info = own_info() if own_info is not None else _classic_info(spec, display_name)
-    described: dict[str, Any] = strict_json(info)
+    described: dict[str, Any] = json.loads(dump_json(info))  # much faster than `strict_json`
     return described
 
 

@@ -9,6 +9,7 @@ import math
 import os
 import time
 import zlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,50 +68,85 @@ def _stamp(services: Services) -> tuple[object, ...]:
     return tuple(services.node_names()), changed, folder_paths.listing_stamp()
 
 
-async def _encode(services: Services) -> Listing:
-    """Asks every node; other requests go on meanwhile."""
-    parts = []
-    pause_at = time.perf_counter() + BURST_S
+async def _parts(services: Services) -> AsyncIterator[bytes]:
+    """The JSON of all nodes, piece by piece; other requests go on meanwhile."""
+    entries: list[str] = []
+    opening, pause_at = "{", time.perf_counter() + BURST_S
     with folder_paths.cached_filename_lists():
         for name in list(services.node_names()):
             entry = _entry(services, name)
             if entry is not None:
-                parts.append(f"{dumps(name)}:{dumps(entry)}")
-            if time.perf_counter() > pause_at:
+                entries.append(f"{dumps(name)}:{dumps(entry)}")
+            if entries and time.perf_counter() > pause_at:
+                yield (opening + ",".join(entries)).encode("ascii")
                 await asyncio.sleep(0)
-                pause_at = time.perf_counter() + BURST_S
-    body = ("{" + ",".join(parts) + "}").encode("ascii")
-    packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WINDOW)
-    packed = packer.compress(body) + packer.flush()
+                entries, opening, pause_at = [], ",", time.perf_counter() + BURST_S
+    rest = opening + ",".join(entries) if entries or opening == "{" else ""
+    yield (rest + "}").encode("ascii")
+
+
+async def _encode(services: Services) -> Listing:
+    """Asks every node."""
+    started = time.monotonic()
+    body = b"".join([part async for part in _parts(services)])
+    return await _seal(services, body, started)
+
+
+async def _seal(services: Services, body: bytes, started: float) -> Listing:
+    stamp = _stamp(services)  # only now are all categories listed that it looks at
+    packed = await asyncio.to_thread(_pack, body)
     tag = hashlib.blake2b(body, digest_size=16).hexdigest()
-    return Listing(body, packed, tag, time.monotonic(), _stamp(services))
+    return Listing(body, packed, tag, started, stamp)
 
 
-async def _listing(request: web.Request) -> Listing:
-    """The listing, encoded anew when something changed or the client wants nothing kept.
+async def _kept_parts(app: web.Application) -> AsyncIterator[bytes]:
+    """As `_parts`; once all are taken, they are the listing that others get."""
+    services, folder = app[SERVICES], folder_paths.get_input_directory()
+    started = time.monotonic()
+    made = []
+    async for part in _parts(services):
+        made.append(part)
+        yield part
+    app[LISTINGS].by_folder[folder] = await _seal(services, b"".join(made), started)
 
-    The editor asks for a fresh one each time ("no-cache"), because options of packs' nodes may
-    depend on anything. Others get one that is at most `KEPT_S` old; after `FRESH_S` the next one is
-    made once they are answered.
+
+def _pack(body: bytes) -> bytes:
+    packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WINDOW)
+    return packer.compress(body) + packer.flush()
+
+
+async def _packed(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Compresses pieces so that each can be read when it has come."""
+    packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WINDOW)
+    async for part in parts:
+        yield packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH)
+    yield packer.flush()
+
+
+async def _listing(app: web.Application) -> Listing:
+    """The listing, encoded anew when a node or a file has come or gone.
+
+    It is at most `KEPT_S` old; after `FRESH_S` the next one is made once the asker is answered.
     """
-    services, kept = request.app[SERVICES], request.app[LISTINGS].by_folder
+    services, listings = app[SERVICES], app[LISTINGS]
     folder = folder_paths.get_input_directory()  # with accounts, each user's own
-    known = kept.get(folder)
+    if folder not in listings.by_folder and listings.warming is not None:
+        await asyncio.wait([listings.warming])  # the server has just been started
+    known = listings.by_folder.get(folder)
     age_s = time.monotonic() - known.made_at if known is not None else math.inf
-    wants_fresh = "no-cache" in request.headers.get("Cache-Control", "")
-    if known is None or age_s > KEPT_S or wants_fresh or known.stamp != _stamp(services):
-        known = kept[folder] = await _encode(services)
+    if known is None or age_s > KEPT_S or known.stamp != _stamp(services):
+        known = listings.by_folder[folder] = await _encode(services)
     elif age_s > FRESH_S:
-        warm(request.app)
+        warm(app, REFRESH_AFTER_S)
     return known
 
 
-def warm(app: web.Application) -> None:
+def warm(app: web.Application, after_s: float = 0.0) -> None:
     """Has the listing made soon, so that the next who asks need not wait for it."""
     listings = app[LISTINGS]
 
     async def make() -> None:
-        await asyncio.sleep(REFRESH_AFTER_S)  # whoever is being answered comes first
+        await asyncio.sleep(after_s)
         folder = folder_paths.get_input_directory()
         listings.by_folder[folder] = await _encode(app[SERVICES])
 
@@ -118,11 +154,35 @@ def warm(app: web.Application) -> None:
         listings.warming = asyncio.get_running_loop().create_task(make())
 
 
+def _takes_gzip(request: web.Request) -> bool:
+    return "gzip" in request.headers.get("Accept-Encoding", "")
+
+
+def _fresh(request: web.Request) -> web.Response:
+    """An answer that is made while it is sent: every node is asked, and the first leave at once."""
+    headers = {"Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+    parts = _kept_parts(request.app)
+    if _takes_gzip(request):
+        parts, headers["Content-Encoding"] = _packed(parts), "gzip"
+    return web.Response(
+        body=parts, headers={**headers, "Content-Type": "application/json; charset=utf-8"}
+    )
+
+
 @routes.get("/object_info")
 @describe(OBJECT, answers={304: EMPTY})
 async def get_all(request: web.Request) -> web.Response:
-    """The definition of every node."""
-    listing = await _listing(request)
+    """The definition of every node.
+
+    Who wants nothing kept ("no-cache", as the editor does because options of packs' nodes may
+    depend on anything) gets a fresh one, without a tag.
+    """
+    wants_fresh = "no-cache" in request.headers.get("Cache-Control", "")
+    if wants_fresh and "If-None-Match" not in request.headers:
+        return _fresh(request)
+    if wants_fresh:
+        request.app[LISTINGS].by_folder.pop(folder_paths.get_input_directory(), None)
+    listing = await _listing(request.app)
     headers = {
         "ETag": f'"{listing.tag}"',
         "Cache-Control": "no-cache",
@@ -131,7 +191,7 @@ async def get_all(request: web.Request) -> web.Response:
     if any(etag.value == listing.tag for etag in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
     body = listing.body
-    if "gzip" in request.headers.get("Accept-Encoding", ""):
+    if _takes_gzip(request):
         body, headers["Content-Encoding"] = listing.packed, "gzip"
     return web.Response(
         body=body, headers=headers, content_type="application/json", charset="utf-8"

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,45 @@ async def test_object_info_lists_nodes_with_tag_and_compression(client: Client) 
     assert await (await client.get("/object_info/None")).json() == {}
 
 
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+@pytest.mark.parametrize("count", [0, 1, 60])
+async def test_a_fresh_node_list_is_sent_while_it_is_made(
+    start: Start, encoding: str, count: int
+) -> None:
+    made: list[str] = []
+
+    def describe(name: str) -> dict[str, Any]:
+        time.sleep(0.002)
+        made.append(name)
+        return {"name": name, "text": "grün" * 500}
+
+    names = [f"Node {number}" for number in range(count)]
+    client = await start(services={"node_info": describe, "node_names": lambda: names})
+    await (await client.get("/object_info")).read()
+    made.clear()
+    headers = {"Cache-Control": "no-cache", "Accept-Encoding": encoding}
+    answer = await client.get("/object_info", headers=headers)
+    if count > 1:
+        assert 0 < len(made) < count  # the head has come, not all nodes were asked
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.content_type == "application/json"
+    listed = await answer.json()
+    assert list(listed) == names == made
+    tagged = await client.get("/object_info")
+    assert "ETag" in tagged.headers
+    assert await tagged.json() == listed
+    assert len(made) == count  # the fresh list is what others get from then on
+    head = await client.head("/object_info", headers=headers)
+    assert (head.status, await head.read()) == (200, b"")
+
+
+async def test_a_fresh_node_list_is_compared_with_the_tag_that_is_known(client: Client) -> None:
+    answer = await client.get("/object_info")
+    headers = {"Cache-Control": "no-cache", "If-None-Match": answer.headers["ETag"]}
+    again = await client.get("/object_info", headers=headers)
+    assert (again.status, await again.read()) == (304, b"")
+
+
 async def test_a_node_that_cannot_describe_itself_is_left_out(start: Start) -> None:
     def describe(name: str) -> dict[str, Any]:
         if name == "SaveImage":
@@ -409,9 +449,10 @@ async def test_the_node_list_is_kept_until_a_file_comes_or_a_fresh_one_is_wanted
         await (await client.get("/object_info", headers=headers)).read()
         return len(made)
 
-    assert await names() == len(NODES)
+    await names()  # unless it was made when the server started
     assert await names() == 0
     assert await names(**{"Cache-Control": "no-cache"}) == len(NODES)
+    assert await names() == 0
     put(base / "models/vae/new.safetensors")
     await client.get("/models/vae")  # somebody else has looked meanwhile
     assert await names() == len(NODES)
