@@ -263,10 +263,15 @@ class Editor:
         """Pastes a file, as Ctrl+V does when it is on the clipboard."""
         self.page.evaluate(_PASTE, [base64.b64encode(content).decode(), name, kind])
 
-    def choose_file(self, node_id: int, path: Path) -> None:
+    def choose_file(self, node_id: int, path: Path, button: str = "upload") -> None:
         """Uploads a file through the node's button."""
+        self.wait(
+            """([id, name]) => window.app.graph.getNodeById(id).widgets
+                .some((widget) => widget.name === name)""",
+            [node_id, button],
+        )
         with self.page.expect_file_chooser() as chooser:
-            self.click_node(node_id, "upload")
+            self.click_node(node_id, button)
         chooser.value.set_files(path)
 
     def open_panel(self, name: str) -> None:

@@ -9,6 +9,31 @@ from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.browser
 
+# Gives every setting that is a number, a choice or a switch another value; returns the new ones.
+_CHANGE_ALL = """async () => {
+    const { setting } = window.app.extensionManager, changed = {};
+    const other = ({ id, type, options, attrs }, now) => {
+        if (type === "boolean") return !now;
+        if (type === "slider" || type === "number") {
+            const next = now + (attrs?.step ?? 1);
+            return next > (attrs?.max ?? Infinity) ? attrs.min ?? 0 : next;
+        }
+        const choices = typeof options === "function" ? options(now) : options ?? [];
+        return choices.map((choice) => choice.value ?? choice).find((value) => value !== now);
+    };
+    const kinds = ["boolean", "slider", "number", "combo"];
+    const moves_the_page = /Locale|UseNewMenu|VueNodes|ColorPalette/;
+    for (const found of Object.values(window.app.ui.settings.settingsLookup)) {
+        if (!kinds.includes(found.type) || moves_the_page.test(found.id)) continue;
+        const value = other(found, setting.get(found.id));
+        if (value !== undefined && value === value) changed[found.id] = value;
+    }
+    await Promise.all(Object.entries(changed).map(([id, value]) => setting.set(id, value)));
+    return changed;
+}"""
+_READ_ALL = """(names) => Object.fromEntries(
+    names.map((name) => [name, window.app.extensionManager.setting.get(name)]))"""
+
 
 def test_models_nodes_help_and_log_are_shown(editor: Editor, server: ServerProcess) -> None:
     page = editor.page
@@ -108,3 +133,12 @@ def test_previews_follow_the_setting_and_a_narrow_window_shows_them(
     editor.open_panel("assets")
     editor.page.locator("img[alt^='latentloom_']").first.wait_for()
     editor.page.set_viewport_size(size)
+
+
+def test_every_setting_is_kept(editor: Editor, server: ServerProcess) -> None:
+    changed = editor.page.evaluate(_CHANGE_ALL)
+    assert len(changed) > 80
+    stored = server.get("/settings")
+    assert {name: stored.get(name) for name in changed} == changed
+    editor.reload()
+    assert editor.page.evaluate(_READ_ALL, list(changed)) == changed

@@ -65,7 +65,7 @@ def test_a_template_opens_and_names_the_models_it_lacks(editor: Editor) -> None:
     page.get_by_text("issues found").wait_for()
 
 
-def test_nodes_packed_into_a_subgraph_run_and_are_published(
+def test_nodes_packed_into_a_subgraph_run_are_published_and_taken_out_again(
     editor: Editor, server: ServerProcess
 ) -> None:
     page = editor.page
@@ -91,7 +91,24 @@ def test_nodes_packed_into_a_subgraph_run_and_are_published(
     editor.open_panel("node-library")
     for folder in ("My Blueprints", "User"):
         page.get_by_role("treeitem", name=folder).click()
-    page.get_by_role("treeitem", name="painter").wait_for()
+    blueprint = page.get_by_role("treeitem", name="painter")
+    blueprint.wait_for()
+
+    editor.command("Comfy.NewBlankWorkflow")
+    editor.wait("() => window.app.graph.nodes.length === 0")
+    blueprint.click()
+    page.mouse.click(900, 500)
+    editor.wait("() => window.app.graph.nodes[0]?.subgraph")
+    page.evaluate("""() => {
+        const [node] = window.app.graph.nodes;
+        window.app.canvas.openSubgraph(node.subgraph, node);
+    }""")
+    breadcrumb = page.get_by_test_id("subgraph-breadcrumb")
+    breadcrumb.get_by_text("painter").wait_for()
+    inside = "() => window.app.canvas.graph.nodes.map((node) => node.type).sort()"
+    assert page.evaluate(inside) == ["KSampler", "VAEDecode"]
+    page.get_by_test_id("subgraph-breadcrumb-back").click()
+    editor.wait("() => window.app.canvas.graph.nodes[0].subgraph")
 
 
 def test_a_workflow_is_exported_opened_from_a_file_and_saved_over_another(
