@@ -68,6 +68,7 @@ def _center_crop(samples: Tensor, width: int, height: int) -> Tensor:
         x = round((old_width - old_width * (new_aspect / old_aspect)) / 2)
     elif old_aspect < new_aspect:
         y = round((old_height - old_height * (old_aspect / new_aspect)) / 2)
+    x, y = min(x, (old_width - 1) // 2), min(y, (old_height - 1) // 2)  # something must be left
     return samples[..., y : old_height - y, x : old_width - x]
 
 

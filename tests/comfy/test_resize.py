@@ -49,3 +49,12 @@ def test_repeating_and_cutting_to_a_batch_size(size, expected) -> None:
 )
 def test_spreading_over_a_batch_size(size, expected) -> None:
     assert resize.resize_to_batch_size(torch.arange(4), size).tolist() == expected
+
+
+@pytest.mark.parametrize("size", [(1, 64), (64, 1), (2, 40), (3, 96)])
+@pytest.mark.parametrize("wanted", [(1, 31), (31, 1), (96, 2), (5, 5)])
+def test_a_crop_to_any_shape_leaves_something(
+    size: tuple[int, int], wanted: tuple[int, int]
+) -> None:
+    made = resize.common_upscale(torch.rand(1, 3, *size), *wanted, "bilinear", "center")
+    assert made.shape == (1, 3, wanted[1], wanted[0])
