@@ -336,10 +336,16 @@ class CLIPSave:
         """Each file has the keys of a text encoder file, ready to be loaded alone."""
         residency.load_models_gpu([clip.load_model()], force_patch_weights=True)
         parts: dict[str, dict[str, Any]] = {}
+        vocabulary: dict[str, Any] = {}
         for key, value in clip.get_sd().items():
-            part, inner = key.split(".", 1)
-            if inner.startswith("transformer."):
+            part, _, inner = key.partition(".")
+            if not inner:
+                vocabulary[key] = value
+            elif inner.startswith("transformer."):
                 parts.setdefault(part, {})[inner.removeprefix("transformer.")] = value
+        for part, tensors in parts.items():  # a T5 carries its vocabulary
+            if "t5" in part:
+                tensors.update(vocabulary)
         metadata = {**text_hints(clip), **(header_text(prompt, extra_pnginfo) or {})}
         for part, tensors in parts.items():
             suffix = f"_{part}" if len(parts) > 1 else ""
