@@ -17,6 +17,7 @@ from comfy_server.gate import Gate, is_loopback
 from comfy_server.options import ServerOptions
 from comfy_server.paths import PathRefused
 from comfy_server.quota import OverQuota
+from comfy_server.services import ACCOUNT
 from comfy_server.strict_json import BadJson, error_response
 from comfy_server.users import UnknownUserError
 
@@ -63,12 +64,16 @@ def cache_control(path: str, status: int) -> str | None:
 
 @web.middleware
 async def cache_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tells browsers what they may keep."""
+    """Tells browsers what they may keep; no cache between may keep what one user was given."""
     response = await handler(request)
-    if "Cache-Control" not in response.headers and not response.prepared:
-        value = cache_control(request.path, response.status)
-        if value is not None:
-            response.headers["Cache-Control"] = value
+    if response.prepared:
+        return response
+    given = response.headers.get("Cache-Control")
+    value = cache_control(request.path, response.status) if given is None else given
+    if request.get(ACCOUNT) is not None:
+        value = "private" if value is None else value.replace("public", "private")
+    if value is not None:
+        response.headers["Cache-Control"] = value
     return response
 
 

@@ -61,6 +61,27 @@ def finish() -> None:
     queue.task_done(taken[1], {"outputs": {}, "meta": {}}, ExecutionStatus("success", True, []))
 
 
+async def test_no_cache_between_may_keep_what_a_user_was_given(people: People, base: Path) -> None:
+    for path in ("output/ann/a.png", "user/ann/a.png", "user/ann/a.json", "models/vae/a.png"):
+        file = base / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"{}")
+    (base / "models/vae/a.safetensors").write_bytes(b"x")
+    for path in (
+        "/view?filename=a.png",
+        "/userdata/a.png",
+        "/userdata/a.json",
+        "/userdata/absent.png",
+        "/experiment/models/preview/vae/0/a.webp",
+        "/settings",
+        "/api/jobs",
+        "/object_info",
+    ):
+        answer = await people.client.get(path, headers=people.headers("ann"))
+        kept = answer.headers["Cache-Control"]
+        assert kept.startswith(("private", "no-cache", "no-store")), (path, kept)
+
+
 # -- accounts ---------------------------------------------------------------------------------
 
 
