@@ -127,8 +127,19 @@ def test_a_finished_job_gives_its_graph_back(editor: Editor, server: ServerProce
     editor.wait("() => window.app.graph.getNodeById(1)?.widgets[3].value === 0xFF0000")
     assert editor.types() == ["EmptyImage", "SaveImage"]
 
+    editor.page.get_by_test_id("queue-overlay-toggle").click()
+    row.wait_for(state="hidden")
     editor.open_panel("assets")
-    editor.page.get_by_alt_text("given-back_00001_").first.wait_for()
+    asset = editor.page.get_by_alt_text("given-back_00001_").first
+    asset.click(button="right")
+    editor.page.get_by_role("menuitem", name="Insert as node in workflow").click()
+    editor.wait("() => window.app.graph.nodes.at(-1).imgs?.[0]?.naturalWidth === 64")
+    assert editor.types() == ["EmptyImage", "SaveImage", "LoadImage"]
+    asset.click(button="right")
+    editor.page.get_by_role("menuitem", name="Delete").click()
+    editor.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    asset.wait_for(state="hidden")
+    assert server.get("/api/jobs")["jobs"] == []
 
 
 def test_two_tabs_share_the_queue_but_not_their_pictures(
