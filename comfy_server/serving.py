@@ -176,7 +176,7 @@ async def running(server: PromptServer) -> AsyncIterator[list[Listener]]:
             await web.SockSite(runner, bound, ssl_context=tls, backlog=BACKLOG).start()
         listeners = [_describe(bound, "https" if tls else "http") for bound in sockets]
         server.address, server.port = listeners[0].address, listeners[0].port
-        object_info.warm(server.app)
+        await object_info.make_ready(server.app)
         yield listeners
     finally:
         watcher.cancel()

@@ -26,6 +26,7 @@ routes = web.RouteTableDef()
 
 KEPT_S, FRESH_S = 600.0, 30.0
 REFRESH_AFTER_S = 0.1
+LONGEST_START_S = 2.0  # a pack that takes longer to list its nodes does not hold the start up
 BURST_S = 0.004  # the longest that nodes are asked without a look at other requests
 GZIP_LEVEL = 4  # a page load waits for this: speed before size
 GZIP_WINDOW = 31  # zlib's number for "gzip header and trailer"
@@ -141,7 +142,15 @@ async def _listing(app: web.Application) -> Listing:
     return known
 
 
-def warm(app: web.Application, after_s: float = 0.0) -> None:
+async def make_ready(app: web.Application) -> None:
+    """Makes the first listing, before anybody is told that the server is there."""
+    warm(app, 0.0)
+    task = app[LISTINGS].warming
+    if task is not None:
+        await asyncio.wait([task], timeout=LONGEST_START_S)
+
+
+def warm(app: web.Application, after_s: float) -> None:
     """Has the listing made soon, so that the next who asks need not wait for it."""
     listings = app[LISTINGS]
 
