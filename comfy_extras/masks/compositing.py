@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 import node_helpers
 from comfy import resize
 from comfy_api.latest import io
-from comfy_nodes.latent_basics import check_alike
+from comfy_nodes.latent_basics import check_alike, samples_of
 from comfy_nodes.limits import MAX_RESOLUTION
 
 CELL = 8  # pixels per latent cell and axis
@@ -101,7 +101,7 @@ class LatentCompositeMasked(io.ComfyNode):
         resize_source: bool,
         mask: Tensor | None = None,
     ) -> io.NodeOutput:
-        target = destination["samples"].clone()
+        target = samples_of(destination, "destination").clone()
         check_alike(target.shape, source["samples"], "source")
         pasted = composite(target, source["samples"], x, y, mask, CELL, resize_source)
         return io.NodeOutput({**destination, "samples": pasted})

@@ -362,3 +362,9 @@ def test_a_video_is_sharpened_frame_by_frame() -> None:
     whole = sharpen(latent=video)
     for frame in range(3):
         torch.testing.assert_close(whole[:, :, frame], sharpen(latent=video[:, :, frame]))
+
+
+def test_nothing_is_pasted_into_a_sound() -> None:
+    sound = {"samples": torch.zeros(2, 64, 22)}
+    with pytest.raises(ValueError, match=r"destination: expected a latent of a picture or video"):
+        LatentCompositeMasked.execute(sound, sound, 0, 0, False)
