@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable
@@ -9,6 +10,10 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from comfy import progress
+
+logger = logging.getLogger(__name__)
 
 # A flipped schedule that ended clean starts this far above zero: zero has no logarithm.
 FLIPPED_ZERO = 0.0001
@@ -72,5 +77,15 @@ def extend(
 
 
 def parse(text: str) -> Tensor:
-    """All decimal numbers of a text, in order; anything between them separates."""
-    return torch.FloatTensor([float(n) for n in re.findall(r"[-+]?(?:\d*\.*\d+)", text)])
+    """All decimal numbers of a text, in order; anything between them separates.
+
+    Words among them (`inf`, `1e-3`) are said on the node, with what was read.
+    """
+    levels = [float(n) for n in re.findall(r"[-+]?(?:\d*\.*\d+)", text)]
+    words = re.findall(r"[^\W\d_]+", text)
+    if words:
+        progress.warn(
+            logger, "%s in the sigmas %r is no number; read as %s: write decimal numbers, as 0.001",
+            ", ".join(map(repr, words[:3])), text[:200], levels,
+        )  # fmt: skip
+    return torch.FloatTensor(levels)

@@ -201,3 +201,18 @@ def test_override_nodes_give_the_recorded_levels(recorded: dict[str, Tensor]) ->
             config = SimpleNamespace(sampling_settings=settings(numbers))
             model = noise_levels.build_model_sampling(kind, config)
             check(key, schedules.calculate_sigmas(model, parts[-2], 8), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "levels", "word"),
+    [("five, six", [], "five"), ("inf, 1, 0", [1, 0], "inf"), ("1e-3", [1, -3], "'e'")],
+)
+def test_words_among_manual_sigmas_are_said(
+    text: str, levels: list[float], word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert sigma_edits.parse(text).tolist() == levels
+    assert word in caplog.text
+    assert str([float(level) for level in levels]) in caplog.text
+    caplog.clear()
+    assert sigma_edits.parse("14.6, 2; .5 | 0").numel() == 4
+    assert not caplog.text
