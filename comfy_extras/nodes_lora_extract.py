@@ -67,7 +67,7 @@ def lora_tensors(
             elif not is_vector:
                 try:
                     up, down = extract_lora(value.to(placement.get_torch_device()), rank)
-                except torch.linalg.LinAlgError:  # no convergence
+                except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # no convergence
                     progress.warn(logger, "no factors were found for %s; it is left out", key)
                     continue
                 yield f"{name}.lora_up.weight", up
