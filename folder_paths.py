@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+from utils.day_folder import day_folder, folder_of_today
 from utils.file_listing import (  # noqa: F401  some of these are only public names here
     CATEGORIES,
     SUBFOLDERS,
@@ -49,6 +50,7 @@ output_directory: str = os.path.join(base_path, "output")
 temp_directory: str = os.path.join(base_path, "temp")
 input_directory: str = os.path.join(base_path, "input")
 user_directory: str = os.path.join(base_path, "user")
+date_format: str | None = None
 
 folder_names_and_paths: dict[str, FolderEntry] = {}
 filename_list_cache: dict[str, CachedListing] = {}
@@ -126,6 +128,18 @@ def set_user_directory(user_dir: str) -> None:
     """Sets the folder that holds one sub-folder per user."""
     global user_directory
     user_directory = os.path.abspath(user_dir)
+
+
+def set_date_format(text: str | None) -> None:
+    """Has results saved in a sub-folder of the day, for instance `%Y-%m-%d`; None: in none.
+
+    Raises:
+        ValueError: what the format stands for is no folder below the output folder.
+    """
+    global date_format
+    if text is not None:
+        folder_of_today(text)
+    date_format = text
 
 
 def get_output_directory() -> str:
@@ -361,7 +375,8 @@ def get_save_image_path(
 
     Args:
         filename_prefix: May hold `/` for sub-folders and the tokens `%width% %height% %year%
-            %month% %day% %hour% %minute% %second%`.
+            %month% %day% %hour% %minute% %second%`. With `set_date_format` it goes below the
+            folder of the day.
         output_dir: Directory that must not be left.
     Returns:
         (folder, file name without counter, next free counter, sub-folder, filled prefix).
@@ -371,8 +386,12 @@ def get_save_image_path(
     """
     require_room()
     filename_prefix = fill_tokens(filename_prefix, image_width, image_height)
+    model_folders = [place for row in folder_names_and_paths.values() for place in row[0]]
+    day = day_folder(date_format, filename_prefix, output_dir, output_directory, model_folders)
     subfolder, filename = os.path.split(os.path.normpath(filename_prefix))
-    confine(output_dir, subfolder)
+    confine(os.path.join(output_dir, day), subfolder)
+    subfolder, filename_prefix = os.path.join(day, subfolder), os.path.join(day, filename_prefix)
+    subfolder = os.path.normpath(subfolder) if subfolder else ""
     folder = os.path.join(output_dir, subfolder)
     os.makedirs(folder, exist_ok=True)
     return folder, filename, highest_counter(folder, filename) + 1, subfolder, filename_prefix

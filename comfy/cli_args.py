@@ -450,7 +450,13 @@ def _add_platform(parser: argparse.ArgumentParser) -> None:
 def _add_newer(parser: argparse.ArgumentParser) -> None:
     """Options that newer servers of the same family know and newer launchers may pass."""
     add = parser.add_argument
-    add("--date-output-format", metavar="FORMAT", help=NO_EFFECT)
+    add(
+        "--date-output-format",
+        metavar="FORMAT",
+        default="%Y-%m-%d",
+        help="Name of the folder of --date-based-output: codes of strftime, or YYYY, MM and DD; "
+        "a slash makes folders in folders (default YYYY-MM-DD).",
+    )
     add(
         "--disabled-nodes-config",
         metavar="PATH",
@@ -467,10 +473,14 @@ def _add_newer(parser: argparse.ArgumentParser) -> None:
     _switches(
         parser,
         ("--list-feature-flags", "Print what /features says as JSON and exit."),
+        (
+            "--date-based-output",
+            "Save results in a sub-folder of the day below the output folder; models that are "
+            "saved stay where loaders find them.",
+        ),
         *(
             (flag, NO_EFFECT)
             for flag in (
-                "--date-based-output",
                 "--disable-partner-nodes",
                 "--disable-assets",
                 "--enable-assets",

@@ -118,3 +118,11 @@ def test_a_log_file_gets_its_own_level(
         root.handlers[:], root.level = kept, level
     assert path.read_text().splitlines() == ["a detail", "a fault"]
     assert "a detail" not in capsys.readouterr().err
+
+
+def test_a_date_format_that_leads_elsewhere_ends_the_start_in_words() -> None:
+    args = parse("--date-based-output", "--date-output-format", "../%Y")
+    with pytest.raises(ValueError, match="date format"):
+        start_up.configure_folders(args)
+    assert parse().date_based_output is False
+    assert cli_args.ineffective(cli_args.build_parser(), ["--date-based-output"]) == []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import folder_paths
 from utils.extra_config import load_extra_path_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+DAY = time.strftime("%Y-%m-%d")
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +43,8 @@ def touch(path: Path, text: str = "x") -> Path:
 
 def test_importing_creates_no_folder(tmp_path: Path) -> None:
     code = "import os, folder_paths; print(os.path.exists(folder_paths.output_directory))"
-    for name in ("folder_paths.py", "utils/file_listing.py", "utils/user_scope.py"):
+    modules = ("day_folder", "file_listing", "user_scope")
+    for name in ("folder_paths.py", *(f"utils/{module}.py" for module in modules)):
         copy = tmp_path / name
         copy.parent.mkdir(exist_ok=True)
         copy.write_text((REPOSITORY / name).read_text())
@@ -213,3 +217,63 @@ def test_extra_model_paths_are_added_and_relative_ones_start_at_the_file(base: P
 def test_extra_model_paths_of_a_wrong_shape_name_the_file(base: Path, text: str) -> None:
     with pytest.raises(ValueError, match=r"bad\.yaml"):
         load_extra_path_config(str(touch(base / "bad.yaml", text)))
+
+
+@pytest.fixture
+def dated(base: Path) -> Iterator[Path]:
+    folder_paths.set_date_format("%Y-%m-%d")
+    yield base
+    folder_paths.set_date_format(None)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "subfolder", "name"),
+    [("pic", "", "pic"), ("run/pic", "/run", "pic"), ("a/b/pic", "/a/b", "pic")],
+)
+def test_results_go_below_the_folder_of_the_day(
+    dated: Path, prefix: str, subfolder: str, name: str
+) -> None:
+    touch(dated / f"output{subfolder}/{name}_00009_.png")
+    for number in (1, 2):
+        found = folder_paths.get_save_image_path(prefix, folder_paths.get_output_directory())
+        folder, expected = dated / f"output/{DAY}{subfolder}", f"{DAY}{subfolder}"
+        assert found == (str(folder), name, number, expected, f"{DAY}/{prefix}")
+        touch(folder / f"{name}_{number:05}_.png")
+    with folder_paths.user_scope("ann"):
+        own = folder_paths.get_save_image_path(prefix, folder_paths.get_output_directory())
+    assert own[0] == str(dated / f"output/ann/{DAY}{subfolder}")
+    assert own[3] == expected
+
+
+def test_models_previews_and_absolute_prefixes_get_no_day(dated: Path) -> None:
+    out, temp = folder_paths.get_output_directory(), folder_paths.get_temp_directory()
+    folder_paths.add_model_folder_path("checkpoints", os.path.join(out, "checkpoints"))
+    assert folder_paths.get_save_image_path("checkpoints/m", out)[3] == "checkpoints"
+    assert folder_paths.get_save_image_path("checkpoints/sub/m", out)[3] == "checkpoints/sub"
+    assert folder_paths.get_save_image_path("checkpoints_of_mine/m", out)[3].startswith(DAY)
+    assert folder_paths.get_save_image_path("pic", temp)[3] == ""
+    assert folder_paths.get_save_image_path(os.path.join(out, "x/pic"), out)[0] == f"{out}/x"
+    for prefix in ("../pic", "run/../../pic", f"../{DAY}x/pic"):
+        with pytest.raises(ValueError, match="outside"):
+            folder_paths.get_save_image_path(prefix, out)
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [("%Y/%m/%d", r"\d{4}/\d\d/\d\d"), ("YYYY-MM-DD", r"\d{4}-\d\d-\d\d"), ("day", "day"),
+     ("yyyy/MM/dd/", r"\d{4}/\d\d/\d\d"), ("made %d. %m.", r"made \d\d\. \d\d\.")],
+)  # fmt: skip
+def test_the_format_of_the_day_is_free(base: Path, text: str, pattern: str) -> None:
+    try:
+        folder_paths.set_date_format(text)
+        found = folder_paths.get_save_image_path("pic", str(base / "output"))[3]
+    finally:
+        folder_paths.set_date_format(None)
+    assert re.fullmatch(pattern, found)
+
+
+@pytest.mark.parametrize("text", ["", ".", "..", "../%Y", "/%Y", "%Y/../..", "a\0b", "\\%Y"])
+def test_a_format_that_is_no_folder_below_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="date format"):
+        folder_paths.set_date_format(text)
+    assert folder_paths.date_format is None

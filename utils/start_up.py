@@ -55,6 +55,7 @@ def configure_folders(args: argparse.Namespace) -> None:
     ):
         if value:
             place(value)
+    folder_paths.set_date_format(args.date_output_format if args.date_based_output else None)
     if args.temp_directory:
         folder_paths.set_temp_directory(os.path.join(args.temp_directory, "temp"))
     for category in ("checkpoints", "text_encoders", "vae", "diffusion_models", "loras"):
