@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from comfy import progress
+from comfy.nn.patches import CROSS_OUTPUT
 from comfy.patching.wrappers import CallbacksMP
 from comfy.sampling.batching import NEGATIVE_FIRST
 from comfy_api.latest import io
@@ -146,8 +147,10 @@ class NAGuidance(io.ComfyNode):
     ) -> io.NodeOutput:
         guidance = AttentionGuidance(nag_scale, nag_alpha, nag_tau)
         view = model.clone()
-        view.set_model_attn2_output_patch(guidance.cross)
+        read = getattr(view.get_model_object("diffusion_model"), "reads_patches", None)
         view.set_model_attn1_output_patch(guidance.joint)
+        if read is None or CROSS_OUTPUT in read:
+            view.set_model_attn2_output_patch(guidance.cross)
         view.model_options["disable_cfg1_optimization"] = True
         view.model_options[NEGATIVE_FIRST] = True
         view.add_callback(CallbacksMP.ON_CLEANUP, guidance.forget)

@@ -29,6 +29,7 @@ from comfy.ldm.flux.layers import (
     SingleStreamBlock,
     timestep_embedding,
 )
+from comfy.nn import patches
 from comfy.nn.wrappers import run_wrapped
 
 TIME_WAVES = 256
@@ -89,7 +90,7 @@ class FluxParams:
 class Flux(nn.Module):
     """Predicts the flow of a noisy latent, from a time 0..1, text tokens and pooled text."""
 
-    reads_patches = frozenset({"post_input", "dit"})  # those of custom nodes that are looked at
+    reads_patches = frozenset({"post_input", "dit", patches.OUTPUT})  # by blocks and network
 
     def __init__(
         self,

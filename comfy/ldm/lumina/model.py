@@ -1,7 +1,10 @@
 """Lumina 2 and Z-Image: one stream of text tokens and patches, each refined alone first.
 
-Custom nodes reach in through ``transformer_options``: ``patches["double_block"]`` after each of the
-main layers, ``patches["noise_refiner"]``, and ``rope_options``.
+Custom nodes reach in through ``transformer_options``: ``patches_replace["dit"]`` with keys
+``("double_block", i)`` for the main layers, whose ``img`` is text and patches in one,
+``patches["double_block"]`` after each of them, ``patches["noise_refiner"]``, and ``rope_options``;
+``patches["attn1_output_patch"]`` sees the attention of the main layers and finds the picture's
+tokens at ``extra_options["img_slice"]``.
 Source: https://arxiv.org/abs/2503.21758; https://github.com/Tongyi-MAI/Z-Image.
 """
 
@@ -19,7 +22,7 @@ from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
 from comfy.ldm.flux.layers import EmbedND
 from comfy.ldm.flux.math import apply_rope1
-from comfy.nn import attention
+from comfy.nn import attention, patches
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
 
@@ -69,9 +72,18 @@ class JointAttention(nn.Module):
         self.k_norm: nn.Module = RMSNorm(size, 1e-6, **place) if qk_norm else nn.Identity()
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, freqs: Tensor, options: Options | None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        freqs: Tensor,
+        options: Options | None,
+        picture: Sequence[int] | None = None,
     ) -> Tensor:
-        """``x [B, L, D]`` at rotations ``freqs [B, 1, L, size / 2, 2, 2]``."""
+        """``x [B, L, D]`` at rotations ``freqs [B, 1, L, size / 2, 2, 2]``.
+
+        Args:
+            picture: Start and stop of the picture's tokens, where they stand with the text's.
+        """
         parts = self.qkv(x).unflatten(-1, (self.heads + 2 * self.groups, -1)).transpose(1, 2)
         q, k, v = parts.split([self.heads, self.groups, self.groups], dim=1)
         q, k = apply_rope1(self.q_norm(q), freqs), apply_rope1(self.k_norm(k), freqs)
@@ -80,6 +92,8 @@ class JointAttention(nn.Module):
         seen = attention.optimized_attention(
             q, k, v, self.heads, mask=mask, skip_reshape=True, transformer_options=options
         )
+        if picture is not None:
+            seen = patches.attention_output(seen, options, self.heads, picture)
         return self.out(seen)
 
 
@@ -138,16 +152,18 @@ class JointTransformerBlock(nn.Module):
         freqs: Tensor,
         adaln_input: Tensor | None = None,
         transformer_options: Options | None = None,
+        picture: Sequence[int] | None = None,
     ) -> Tensor:
-        """One layer over ``x [B, L, D]``."""
+        """One layer over ``x [B, L, D]``; ``picture`` as the attention takes it."""
         if self.adaLN_modulation is None:
-            seen = self.attention(self.attention_norm1(x), mask, freqs, transformer_options)
+            normed = self.attention_norm1(x)
+            seen = self.attention(normed, mask, freqs, transformer_options, picture)
             x = x + self.attention_norm2(_finite_half(seen))
             return x + self.ffn_norm2(_finite_half(self.feed_forward(self.ffn_norm1(x))))
         made = self.adaLN_modulation(adaln_input)[:, None].chunk(4, dim=-1)
         scale, gate, scale_mlp, gate_mlp = made
         normed = self.attention_norm1(x) * (1 + scale)
-        seen = self.attention(normed, mask, freqs, transformer_options)
+        seen = self.attention(normed, mask, freqs, transformer_options, picture)
         x = x + gate.tanh() * self.attention_norm2(_finite_half(seen))
         inner = self.feed_forward(self.ffn_norm1(x) * (1 + scale_mlp))
         return x + gate_mlp.tanh() * self.ffn_norm2(_finite_half(inner))
@@ -192,6 +208,8 @@ class NextDiT(nn.Module):
         time_scale: Factor of times before their waves are taken.
         pad_tokens_multiple: Both streams are filled to multiples of it with a learned token.
     """
+
+    reads_patches = frozenset({"noise_refiner", "double_block", "dit", patches.OUTPUT})
 
     def __init__(
         self,
@@ -305,8 +323,10 @@ class NextDiT(nn.Module):
         for layer in self.context_refiner:
             txt = layer(txt, mask, freqs[:, :, :length], None, options)
         for number, layer in enumerate(self.noise_refiner):
-            img = layer(img, None, freqs[:, :, length:], time, options)
-            img = _patched("noise_refiner", number, img, txt, x, options)
+            given, own = img, freqs[:, :, length:]
+            img = layer(img, None, own, time, options)
+            facts = {"img_input": given, "pe": own, "vec": time, "x": x, "block_index": number}
+            img, txt = _patched("noise_refiner", img, txt, facts, options)
         joined = self._run_layers(torch.cat([txt, img], dim=1), length, freqs, time, x, options)
         out = self.final_layer(joined[:, length : length + rows * columns], time)
         out = rearrange(out, "b (h w) (p q c) -> b c (h p) (w q)", h=rows, p=p, q=p)
@@ -333,24 +353,50 @@ class NextDiT(nn.Module):
         options: Options,
     ) -> Tensor:
         options["total_blocks"], options["block_type"] = len(self.layers), "double"
+        table = (options.get("patches_replace") or {}).get("dit") or {}
+        shared = {"vec": time, "pe": freqs, "transformer_options": options}
+        picture = (length, joined.shape[1])
         for number, layer in enumerate(self.layers):
             options["block_index"] = number
-            joined = layer(joined, None, freqs, time, options)
+
+            def original(args: Options, layer: nn.Module = layer) -> Options:
+                rest = (args["pe"], args["vec"], options, picture)
+                return {**args, "img": layer(args["img"], None, *rest)}
+
+            given, args = joined, {"img": joined, **shared}
+            replacement = table.get(("double_block", number))
+            if replacement is None:
+                joined = original(args)["img"]
+            else:
+                joined = replacement(args, {"original_block": original})["img"]
             if (options.get("patches") or {}).get("double_block"):
+                facts = {
+                    "img_input": given[:, length:], "pe": freqs[:, :, length:], "vec": time,
+                    "x": x, "block_index": number,
+                }  # fmt: skip
                 txt, img = joined[:, :length], joined[:, length:]
-                img = _patched("double_block", number, img, txt, x, options)
+                img, txt = _patched("double_block", img, txt, facts, options)
                 joined = torch.cat([txt, img], dim=1)
         return joined
 
 
 def _patched(
-    name: str, number: int, img: Tensor, txt: Tensor, x: Tensor, options: Options
-) -> Tensor:
-    """What custom nodes make of the patches' tokens after a layer."""
+    name: str, img: Tensor, txt: Tensor, facts: Options, options: Options
+) -> tuple[Tensor, Tensor]:
+    """What custom nodes make of the patches' and the text's tokens after a layer.
+
+    A patch may change the tokens it is given in place, and need not give anything back.
+
+    Args:
+        facts: What else it is told: ``img_input`` are the patches' tokens before the layer,
+            ``pe`` their rotations, ``vec`` the time, ``x`` the latent.
+    """
     for patch in (options.get("patches") or {}).get(name, ()):
-        facts = {"img": img, "txt": txt, "x": x, "block_index": number}
-        img = patch({**facts, "transformer_options": options}).get("img", img)
-    return img
+        told = {**facts, "img": img, "txt": txt, "block_type": name}
+        made = patch({**told, "transformer_options": options})
+        if isinstance(made, dict):
+            img, txt = made.get("img", img), made.get("txt", txt)
+    return img, txt
 
 
 def _filled(x: Tensor, token: Tensor, multiple: int) -> Tensor:

@@ -241,7 +241,7 @@ class FinalLayer(nn.Module):
 class MMDiT(nn.Module):
     """Predicts the flow of a noisy latent from a time 0..1000, text tokens and pooled text."""
 
-    reads_patches = frozenset({"dit"})  # those of custom nodes that are looked at
+    reads_patches = frozenset({"dit", patches.OUTPUT})  # those of custom nodes that are looked at
     pos_embed: Tensor
 
     def __init__(

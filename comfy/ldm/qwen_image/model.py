@@ -2,7 +2,8 @@
 
 Custom nodes reach in through ``transformer_options``: ``patches_replace["dit"]`` with keys
 ``("double_block", i)``, ``patches["double_block"]``, ``patches["post_input"]`` and ``control``
-residuals.
+residuals; ``patches["attn1_output_patch"]`` sees every attention's result and finds the picture's
+tokens at ``extra_options["img_slice"]``.
 Source: https://github.com/QwenLM/Qwen-Image, https://arxiv.org/abs/2508.02324.
 """
 
@@ -20,7 +21,7 @@ from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
 from comfy.ldm.flux.layers import EmbedND
 from comfy.ldm.flux.math import apply_rope1
-from comfy.nn import attention
+from comfy.nn import attention, patches
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
 
@@ -88,6 +89,8 @@ class JointAttention(nn.Module):
             skip_reshape=True, transformer_options=transformer_options,
         )  # fmt: skip
         length = txt.shape[1]
+        picture = (length, out.shape[1])
+        out = patches.attention_output(out, transformer_options, self.heads, picture)
         return self.to_out[0](out[:, length:]), self.to_add_out(out[:, :length])
 
     def _project(
@@ -217,6 +220,8 @@ class QwenImageTransformer2DModel(nn.Module):
         use_additional_t_cond: Whether the network is told kinds of picture (layered).
         final_layer: Whether there is an output (control networks have none).
     """
+
+    reads_patches = frozenset({"post_input", "double_block", "dit", patches.OUTPUT})
 
     def __init__(
         self,
@@ -376,12 +381,12 @@ class QwenImageTransformer2DModel(nn.Module):
             if method == "index_timestep_zero":  # references are pictures without noise
                 timestep, zero_index = torch.cat([timestep, timestep * 0]), count
         text_ids = self._text_ids(context, x.shape[-2], x.shape[-1])
-        freqs = self.pe_embedder(torch.cat([text_ids, ids], dim=1))
         img, txt = self.img_in(img), self.txt_in(self.txt_norm(context))
         for patch in (options.get("patches") or {}).get("post_input", ()):
             facts = {"img": img, "txt": txt, "img_ids": ids, "txt_ids": text_ids}
             facts = patch({**facts, "transformer_options": options})
-            img, txt = facts["img"], facts["txt"]
+            img, txt, ids, text_ids = (facts[k] for k in ("img", "txt", "img_ids", "txt_ids"))
+        freqs = self.pe_embedder(torch.cat([text_ids, ids], dim=1))
         temb = self.time_text_embed(timestep, img, additional_t_cond)
         shared = {
             "temb": temb,
@@ -406,13 +411,13 @@ class QwenImageTransformer2DModel(nn.Module):
         options = shared["transformer_options"]
         options["total_blocks"], options["block_type"] = len(self.transformer_blocks), "double"
         table = (options.get("patches_replace") or {}).get("dit") or {}
-        patches = (options.get("patches") or {}).get("double_block", ())
+        after = (options.get("patches") or {}).get("double_block", ())
         residuals = (control or {}).get("input") or ()
         for number, block in enumerate(self.transformer_blocks):
             options["block_index"] = number
             replacement = table.get(("double_block", number))
             img, txt = _run_block(block, img, txt, shared, replacement)
-            for patch in patches:
+            for patch in after:
                 facts = {"img": img, "txt": txt, "x": x, "block_index": number}
                 changed = patch({**facts, "transformer_options": options})
                 img, txt = changed["img"], changed["txt"]

@@ -12,7 +12,7 @@ from torch.nn import functional
 from comfy import ops
 from comfy.ldm.common_dit import rms_norm
 from comfy.ldm.flux.math import apply_rope1
-from comfy.nn import attention
+from comfy.nn import attention, patches
 
 NORM_EPS = 1e-5  # of the layer norms around pictures
 PIXELS_PER_CELL = 8
@@ -60,7 +60,7 @@ class WanSelfAttention(nn.Module):
             q.flatten(2), k.flatten(2), self.v(x), self.num_heads,
             transformer_options=transformer_options,
         )  # fmt: skip
-        return self.o(out)
+        return self.o(patches.attention_output(out, transformer_options, self.num_heads, None))
 
 
 class WanT2VCrossAttention(WanSelfAttention):
@@ -76,11 +76,16 @@ class WanT2VCrossAttention(WanSelfAttention):
         """``x [B, L, D]`` with ``context [B, Lc, D]``."""
         del image_length  # of the form with pictures
         q = self.norm_q(self.q(x))
-        return self.o(self._attend(q, context, transformer_options))
+        return self._leave(self._attend(q, context, transformer_options), transformer_options)
 
     def _attend(self, q: Tensor, context: Tensor, options: Options | None) -> Tensor:
         k, v = self.norm_k(self.k(context)), self.v(context)
         return attention.optimized_attention(q, k, v, self.num_heads, transformer_options=options)
+
+    def _leave(self, seen: Tensor, options: Options | None) -> Tensor:
+        """The projection of what was seen, after the patches of custom nodes."""
+        name = patches.CROSS_OUTPUT
+        return self.o(patches.attention_output(seen, options, self.num_heads, None, name))
 
 
 class WanI2VCrossAttention(WanT2VCrossAttention):
@@ -112,7 +117,8 @@ class WanI2VCrossAttention(WanT2VCrossAttention):
         seen = attention.optimized_attention(
             q, k, v, self.num_heads, transformer_options=transformer_options
         )
-        return self.o(self._attend(q, text, transformer_options) + seen)
+        seen = seen + self._attend(q, text, transformer_options)
+        return self._leave(seen, transformer_options)
 
 
 def per_token(modulation: Tensor, x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Wan 2.1 and 2.2: a transformer over patches of a video latent, with text and pictures beside it.
 
 Custom nodes reach in through ``transformer_options``: ``patches_replace["dit"]`` with keys
-``("double_block", i)``, and ``rope_options``.
+``("double_block", i)``, ``rope_options``, and ``patches["attn1_output_patch"]`` and
+``["attn2_output_patch"]``, which see what the attention to the video and to the text gives.
 Source: https://github.com/Wan-Video/Wan2.1, https://arxiv.org/abs/2503.20314.
 """
 
@@ -24,6 +25,7 @@ from comfy.ldm.wan.layers import (
     VaceWanAttentionBlock,
     WanAttentionBlock,
 )
+from comfy.nn import patches
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
 
@@ -45,6 +47,8 @@ class WanModel(nn.Module):
         in_dim_ref_conv: Channels of a reference latent that is one more frame.
         in_dim_control_adapter: Channels of a camera's rays.
     """
+
+    reads_patches = frozenset({"dit", patches.OUTPUT, patches.CROSS_OUTPUT})
 
     def __init__(
         self,
