@@ -83,6 +83,7 @@ MODULES: tuple[str, ...] = (
     "nodes_train",
     "nodes_audio",
     "nodes_ace",
+    "nodes_audio_encoder",
     "nodes_video",
     "nodes_nop",
     "nodes_preview_any",
