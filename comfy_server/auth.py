@@ -38,6 +38,7 @@ ADMIN_PATHS = frozenset(
     }
 )
 DEFAULT_PER_MINUTE = 3000
+FAILURES_PER_MINUTE = 120  # a page left open asks on with the session that has ended
 STORE_NAME = "accounts"
 
 STORE: web.AppKey[AccountStore] = web.AppKey("accounts", AccountStore)
@@ -117,8 +118,22 @@ def _unauthenticated(request: web.Request) -> web.StreamResponse:
     )
 
 
+def _has_credentials(request: web.Request) -> bool:
+    return "Authorization" in request.headers or COOKIE in request.cookies
+
+
+def _too_many(wait_s: float) -> web.Response:
+    seconds = max(1, round(wait_s))
+    return error_response(
+        429,
+        f"too many requests with a token or session that is not valid; wait {seconds} s",
+        headers={"Retry-After": str(seconds)},
+    )
+
+
 def authentication(store: AccountStore) -> Middleware:
     """Lets in only known users, and to some routes only admins."""
+    failures = RateLimit(FAILURES_PER_MINUTE)
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -127,7 +142,8 @@ def authentication(store: AccountStore) -> Middleware:
             return await handler(request)
         account = identify(request, store)
         if account is None:
-            return _unauthenticated(request)
+            wait_s = failures.take(request.remote or "") if _has_credentials(request) else None
+            return _unauthenticated(request) if wait_s is None else _too_many(wait_s)
         if route in ADMIN_PATHS and not account.is_admin:
             return error_response(403, "this needs the role admin")
         request[ACCOUNT] = account

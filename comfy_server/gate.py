@@ -40,13 +40,26 @@ def split_host(value: str) -> tuple[str, int | None]:
         return "", None
 
 
+def _is_nobodys(host: str) -> bool:
+    """Whether no page of a stranger can have this name: an address, or a local one."""
+    if "." not in host.rstrip("."):
+        return True  # also an IPv6 address
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class Gate:
     """Decides about one request from its headers alone.
 
     Attributes:
         loopback_only: The server listens on loopback addresses only, so its names are known.
-        allowed_hosts: Further names it answers to.
+        allowed_hosts: Further names it answers to. A server that listens on other addresses too
+            knows its names only if some are given; addresses and names without a dot, which no
+            foreign page can have, then stay open.
         cors_origin: Origin that is let in beside our own; `*` lets everyone in.
     """
 
@@ -62,17 +75,20 @@ class Gate:
         if not host and headers.get("Host"):
             return "the Host header is malformed"
         if self._is_foreign_host(host):
+            where = "listens on this machine only and " if self.loopback_only else ""
             return (
-                f"this server listens on this machine only and is not called {host!r}; "
-                f"use http://127.0.0.1, or start it with --allow-host {host}"
+                f"this server {where}is not called {host!r}; use "
+                f"{'http://127.0.0.1' if self.loopback_only else 'its address'}, or start it with "
+                f"--allow-host {host}"
             )
         return self._refuse_origin(headers, host, port) or self._refuse_cross_site(
             headers, host, method, path
         )
 
     def _is_foreign_host(self, host: str) -> bool:
-        known = not host or is_loopback(host) or host in self.allowed_hosts
-        return self.loopback_only and not known
+        if not host or is_loopback(host) or host in self.allowed_hosts:
+            return False
+        return self.loopback_only or (bool(self.allowed_hosts) and not _is_nobodys(host))
 
     def _refuse_origin(self, headers: Mapping[str, str], host: str, port: int | None) -> str | None:
         origin = headers.get("Origin")
@@ -99,7 +115,7 @@ class Gate:
     def _refuse_cross_site(
         self, headers: Mapping[str, str], host: str, method: str, path: str
     ) -> str | None:
-        if headers.get("Sec-Fetch-Site") != "cross-site" or not is_loopback(host):
+        if headers.get("Sec-Fetch-Site", "").lower() != "cross-site" or not is_loopback(host):
             return None
         if self.cors_origin is not None and headers.get("Origin") == self.cors_origin:
             return None

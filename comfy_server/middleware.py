@@ -34,6 +34,7 @@ IMAGE_SUFFIXES = (
     ".tiff",
     ".webp",
 )
+FORM_OVERHEAD_BYTES = 1024 * 1024  # what a form may hold beside a file of the largest size
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 ONE_DAY = "public, max-age=86400"
@@ -96,7 +97,7 @@ async def compress(request: web.Request, handler: Handler) -> web.StreamResponse
 
 def page_headers(options: ServerOptions) -> Middleware:
     """Security headers, the CSP of a confined page, and CORS headers when that is on."""
-    added = {"X-Content-Type-Options": "nosniff"}
+    added = {"X-Content-Type-Options": "nosniff", "Server": "latentloom"}
     if options.confine_page:
         added["Content-Security-Policy"] = CONFINED_PAGE
     if options.cors_origin is not None:
@@ -144,10 +145,12 @@ def gate(options: ServerOptions) -> Middleware:
 @web.middleware
 async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turns exceptions into answers; nothing else in the server does."""
+    limit = request.client_max_size
     try:
+        if limit and (request.content_length or 0) > limit + FORM_OVERHEAD_BYTES:
+            raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:
-        limit = request.client_max_size
         return web.Response(status=413, text=f"Maximum request body size {limit} exceeded.")
     except web.HTTPException as answer:
         return _plain(answer)

@@ -6,6 +6,7 @@ import logging
 import time
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from comfy_server.services import PROMPT_ID, USER
@@ -13,6 +14,31 @@ from comfy_server.services import PROMPT_ID, USER
 logger = logging.getLogger(__name__)
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
+WIRE = logging.getLogger("comfy_server.wire")
+"""What the HTTP library says about connections, before there is a request."""
+
+
+def shorten(record: logging.LogRecord) -> bool:
+    """One line instead of a traceback for what strangers send that is no request.
+
+    Anybody may send it, as often as they like, and its lines hold what they chose.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.msg += ": %s: %s"
+        reason = error.message.partition("\n")[0].partition(": ")[0]
+        record.args = (*_arguments(record), type(error).__name__, ascii(reason)[1:-1][:100])
+    elif isinstance(error, ConnectionError):
+        record.msg += ": it has gone"
+    else:
+        return True
+    record.levelno, record.levelname = logging.INFO, "INFO"
+    record.exc_info = record.exc_text = None
+    return True
+
+
+def _arguments(record: logging.LogRecord) -> tuple[object, ...]:
+    return record.args if isinstance(record.args, tuple) else ()
 
 
 def _level(method: str, status: int) -> int:

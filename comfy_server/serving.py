@@ -19,6 +19,7 @@ from comfy_server.connections import CONNECTIONS
 from comfy_server.gate import is_loopback
 from comfy_server.options import ServerOptions
 from comfy_server.prompt_server import PromptServer
+from comfy_server.request_log import WIRE, shorten
 from comfy_server.routes import object_info
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ EXPOSED = (
     "LISTENING ON %s WITHOUT AUTHENTICATION: anyone who can reach this address can run prompts and "
     "node packs' code, read and overwrite files in input, output and the user folders, and see "
     "everybody's queue and history. Start with --auth (make users with --add-user NAME:admin), or "
-    "listen on 127.0.0.1 only."
+    "listen on 127.0.0.1 only. Name the server with --allow-host NAME to refuse pages that reach "
+    "it under a name of their own."
 )
 
 
@@ -162,10 +164,12 @@ async def running(server: PromptServer) -> AsyncIterator[list[Listener]]:
     runner = web.AppRunner(
         server.app,
         access_log=None,
+        logger=WIRE,
         shutdown_timeout=SHUTDOWN_GRACE_S,
         keepalive_timeout=KEEPALIVE_S,
         handle_signals=False,
     )
+    WIRE.addFilter(shorten)
     await runner.setup()
     handlers = runner.server
     assert handlers is not None  # it is there once the runner is set up

@@ -17,7 +17,7 @@ from comfy_execution import events
 from comfy_execution.items import ExecutionStatus
 from comfy_server import PromptServer
 from comfy_server.accounts import AccountRefused, AccountStore
-from comfy_server.auth import account_store, add_account
+from comfy_server.auth import FAILURES_PER_MINUTE, account_store, add_account
 from comfy_server.rates import RateLimit
 from tests.comfy_server.conftest import PROMPT, Start
 
@@ -432,3 +432,19 @@ async def test_a_run_counts_how_often_its_owners_folders_are_asked_for(people: P
             folder_paths.get_save_image_path("x", folder_paths.get_output_directory())
             assert folder_paths.scope_uses() == 2
         server.prompt_queue.task_done(taken[1], {}, ExecutionStatus("success", True, []))
+
+
+async def test_wrong_tokens_and_sessions_are_counted_before_anybody_is_known(
+    people: People,
+) -> None:
+    for number in range(FAILURES_PER_MINUTE + 20):
+        wrong = (
+            {"Authorization": f"Bearer wrong{number}"}
+            if number % 2
+            else {"Cookie": f"latentloom_session=wrong{number}"}
+        )
+        answer = await people.client.get("/queue", headers=wrong)
+        assert answer.status == (401 if number < FAILURES_PER_MINUTE else 429), number
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert (await people.client.get("/queue")).status == 401  # who shows nothing guesses nothing
+    assert await people.get("ann", "/queue") == {"queue_running": [], "queue_pending": []}

@@ -73,6 +73,7 @@ def test_our_own_page_and_programs_pass(headers: dict[str, str]) -> None:
         {"Host": "127.0.0.1:8188", "Origin": "http://127.0.0.1:8188.evil.example"},
         {"Host": "127.0.0.1:8188", "Origin": "http://127.0.0.1:8188@evil.example"},
         {"Host": "127.0.0.1:8188", "Sec_Fetch_Site": "cross-site"},
+        {"Host": "127.0.0.1:8188", "Sec_Fetch_Site": "Cross-Site"},
         {"Host": "127.0.0.1:8188", "Origin": "http://evil.example", "X_Forwarded_For": "1.2.3.4"},
         {"Host": "evil.example:8188", "Origin": "http://evil.example:8188"},
         {"Host": "evil.example:8188"},
@@ -104,6 +105,31 @@ def test_an_open_server_answers_to_any_name_but_not_to_other_origins() -> None:
     assert passes(OPEN, Host="studio.lan", Origin="https://studio.lan")
     assert not passes(OPEN, Host="192.168.1.5:8188", Origin="http://evil.example")
     assert not passes(OPEN, Host="127.0.0.1:8188", Origin="http://evil.example")
+
+
+NAMED = Gate(loopback_only=False, allowed_hosts=("studio.example",))
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["studio.example", "studio.example:8188", "192.168.1.5:8188", "[fe80::1%eth0]:8188", "[::1]",
+     "127.0.0.1:8188", "localhost", "backend:8188", "a.localhost"],
+)  # fmt: skip
+def test_an_open_server_that_was_named_answers_to_its_names_and_addresses(host: str) -> None:
+    assert passes(NAMED, Host=host, Origin=f"http://{host}")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example:8188", "x.studio.example", "studio.example.evil.example", "1.2.3.4.nip.io",
+     "evil.example.", "localhost.evil.example", "0x7f.1"],
+)  # fmt: skip
+def test_an_open_server_that_was_named_refuses_rebound_names(host: str) -> None:
+    assert not passes(NAMED, Host=host, Origin=f"http://{host}")
+    reason = NAMED.refusal({"Host": host}, "GET", "/")
+    assert reason is not None
+    assert "--allow-host" in reason
+    assert "this machine only" not in reason
 
 
 def test_a_proxy_that_renames_the_host_is_let_through() -> None:

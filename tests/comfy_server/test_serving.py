@@ -197,3 +197,75 @@ async def test_a_client_that_never_ends_its_request_is_cut_and_others_are_not(
         assert (await socket.receive_json())["type"] == "status"
         assert not socket.closed
         await socket.close()
+
+
+MALFORMED = (
+    b"GET /\xff?token=secret HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET /a b HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"GET /" + b"secret" * 3000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"secret" * 3000 + b"\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: secret\r\n" * 30_000 + b"\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nHost: secret\r\n\r\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, secret\r\n\r\n0\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+)
+
+
+@pytest.mark.parametrize("sent", MALFORMED, ids=lambda sent: repr(sent[:24]))
+async def test_what_is_no_request_is_refused_with_a_short_line_in_the_log(
+    options: ServerOptions, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = make_server(options)
+    server.add_routes()
+    async with running(server) as listeners:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listeners[0].port)
+        writer.write(sent)
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+    assert answer.startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
+    assert b"Traceback" not in answer
+    said = [record for record in caplog.records if record.name == "comfy_server.wire"]
+    assert len(said) <= 1
+    for record in said:
+        text = logging.Formatter().format(record)
+        assert text.isprintable()
+        assert len(text) < 300
+        assert "secret" not in text
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_body_leaves_no_traceback(
+    options: ServerOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = make_server(options)
+    server.add_routes()
+    async with running(server) as listeners:
+        _, writer = await asyncio.open_connection("127.0.0.1", listeners[0].port)
+        head = b"POST /queue HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
+        writer.write(head)
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        writer.transport.abort()
+        await asyncio.sleep(0.02)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_a_body_announced_as_too_long_is_refused_before_it_is_sent(
+    options: ServerOptions,
+) -> None:
+    server = make_server(options)
+    server.add_routes()
+    async with running(server) as listeners:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listeners[0].port)
+        writer.write(
+            b"POST /queue HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 999999999999\r\n\r\n{"
+        )
+        answer = await asyncio.wait_for(reader.read(4096), 5)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"aiohttp" not in answer  # nor which library, of which version, answers
