@@ -17,6 +17,7 @@ from comfy_api.latest._input import VideoInput
 from comfy_api.latest.ui.metadata import workflow_texts
 from comfy_execution.context import check_interrupt
 from comfy_extras.extension import entrypoint_of
+from comfy_extras.thread_priority import ordinary_priority
 
 CATEGORY = "image/video"
 WEBM_CODECS = {"vp9": ("libvpx-vp9", "yuv420p"), "av1": ("libsvtav1", "yuv420p10le")}
@@ -89,7 +90,8 @@ def write_webm(
         if codec == "av1":
             stream.options["preset"] = "6"
         try:
-            stream.codec_context.open()
+            with ordinary_priority():
+                stream.codec_context.open()
         except av.error.ArgumentError as error:
             raise ValueError(
                 f"images, codec: {codec} does not encode pictures of {images.shape[2]} x "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -179,6 +180,16 @@ def test_a_video_is_made_saved_loaded_and_taken_apart(output: Path) -> None:
     assert (images - frames()).abs().max() < 0.05
     assert "Invalid video file" in str(nodes_video.LoadVideo.validate_inputs("absent.mp4"))
     del output
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="threads have no such priority")
+def test_no_encoder_makes_the_worker_a_real_time_thread(output: Path) -> None:
+    """SVT-AV1 does so as root: the machine would answer nobody else for as long as we compute."""
+    before = os.sched_getscheduler(0)
+    nodes_video.SaveWEBM.execute(frames(), "av1", 8.0, "web", 20.0)
+    with pytest.raises(ValueError, match="take larger pictures"):
+        nodes_video.SaveWEBM.execute(frames()[:, :1, :1], "av1", 8.0, "web", 20.0)
+    assert os.sched_getscheduler(0) == before
 
 
 @pytest.mark.parametrize("codec", ["vp9", "av1"])
