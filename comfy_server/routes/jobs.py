@@ -102,8 +102,10 @@ async def cancel_jobs(request: web.Request) -> web.Response:
     if invalid:
         return error_response(400, "some job ids are malformed", invalid_ids=invalid)
     queue = request.app[SERVICES].queue
-    mine = [job_id for job_id in ids if controls(request, queue, job_id)]
-    outcomes = [await asyncio.to_thread(queue.cancel, job_id) for job_id in mine]
+    running, pending = visible_queue(request, queue)
+    open_now = {item[1] for item in (*running, *pending)}
+    wanted = [job_id for job_id in dict.fromkeys(ids) if job_id in open_now]
+    outcomes = await asyncio.to_thread(lambda: [queue.cancel(job_id) for job_id in wanted])
     return json_response({"cancelled": any(outcome.cancelled for outcome in outcomes)})
 
 

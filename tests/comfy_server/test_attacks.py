@@ -474,3 +474,25 @@ async def test_a_stored_neighbour_is_never_sent_for_a_file(
     for path in ("/view?filename=a.txt", "/userdata/a.txt"):
         answer = await client.get(path, headers={"Accept-Encoding": "gzip, br, zstd"})
         assert (await answer.read(), answer.headers.get("Content-Encoding")) == (b"mine", None)
+
+
+async def test_lists_of_very_many_ids_take_the_queue_and_the_others_no_time(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, token = await start(auth=True), add_account("ann")
+    headers = {"Authorization": f"Bearer {token}"}
+    queue = PromptServer.instance.prompt_queue
+    body = {"prompt": PROMPT, "prompt_id": "mine"}
+    assert (await client.post("/prompt", json=body, headers=headers)).status == 200
+    calls = []
+    looked = queue.get_current_queue
+    monkeypatch.setattr(queue, "get_current_queue", lambda: calls.append(1) or looked())
+    ids = [f"x{number}" for number in range(50_000)]
+    answer = await client.post("/api/jobs/cancel", json={"job_ids": ids}, headers=headers)
+    assert await answer.json() == {"cancelled": False}
+    for path in ("/queue", "/history"):
+        assert (await client.post(path, json={"delete": ids}, headers=headers)).status == 200
+    twice = {"job_ids": [*ids, "mine", "mine"]}
+    answer = await client.post("/api/jobs/cancel", json=twice, headers=headers)
+    assert await answer.json() == {"cancelled": True}
+    assert len(calls) < 20  # a look at the queue for the whole list, not for each id
