@@ -19,8 +19,10 @@ def check_latent(patcher: Any, noise: Tensor, latent_image: Tensor) -> None:
     """Refuse a latent that the model or the noise does not fit.
 
     Raises:
-        ValueError: The channels are not the model's, or noise and latent differ in shape.
+        ValueError: It is no latent or an empty one, the channels are not the model's, or noise and
+            latent differ in shape.
     """
+    check_is_latent(latent_image)
     wanted = patcher.get_model_object("latent_format").latent_channels
     if latent_image.ndim >= 4 and latent_image.shape[1] != wanted:
         raise ValueError(
@@ -32,6 +34,20 @@ def check_latent(patcher: Any, noise: Tensor, latent_image: Tensor) -> None:
         raise ValueError(
             f"noise of shape {tuple(noise.shape)} does not fit a latent of shape "
             f"{tuple(latent_image.shape)}"
+        )
+
+
+def check_is_latent(latent_image: Tensor) -> None:
+    """Refuse what no model could sample.
+
+    Raises:
+        ValueError: There are no axes for batch, channels and cells, or no cells.
+    """
+    if latent_image.ndim < 3 or latent_image.numel() == 0:
+        raise ValueError(
+            "a latent is [batch, channels, ...] and holds one cell at least, found shape "
+            f"{tuple(latent_image.shape)}; a node before this one cut off all there was, or gave "
+            "something that is no latent"
         )
 
 

@@ -73,6 +73,8 @@ def _resolve_mask(mask: Tensor, dims: Sequence[int], device: Any) -> Tensor:
     mask = mask.to(device=device)
     if mask.ndim == len(dims):
         mask = mask.unsqueeze(0)
+    if mask.ndim == len(dims) + 2 and mask.shape[1] == 1:  # with an axis for channels, as a latent
+        mask = mask.squeeze(1)
     if tuple(mask.shape[1:]) == tuple(dims):
         return mask
     if len(dims) == 1:  # rows of a picture joined to one line

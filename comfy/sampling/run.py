@@ -10,7 +10,7 @@ from torch import Tensor
 
 from comfy import resize
 from comfy.devices import placement
-from comfy.sampling import samplers
+from comfy.sampling import checks, samplers
 
 
 def fix_empty_latent_channels(
@@ -22,9 +22,13 @@ def fix_empty_latent_channels(
         model: A MODEL.
         latent_image: [B, C, ...]; zeros throughout mean "empty".
         downscale_ratio_spacial: Pixels to a cell that the empty latent was made for, if known.
+
+    Raises:
+        ValueError: It is no latent, or has no cells.
     """
     if getattr(latent_image, "is_nested", False):
         return latent_image
+    checks.check_is_latent(latent_image)
     latent_format = model.get_model_object("latent_format")
     if torch.count_nonzero(latent_image) > 0:
         return latent_image

@@ -274,6 +274,11 @@ class VAE(TiledCoding):
         return samples[:, :, 0] if self.latent_dim == 2 and samples.ndim == 5 else samples
 
     def _check_channels(self, samples: Tensor) -> None:
+        if samples.ndim < 3:
+            raise ValueError(
+                f"expected a latent [batch, {self.latent_channels}, ...], found a tensor of "
+                f"{samples.ndim} axes, shape {tuple(samples.shape)}: it is no latent"
+            )
         if samples.shape[1] != self.latent_channels:
             raise ValueError(
                 f"the latent has {samples.shape[1]} channels, this VAE decodes "

@@ -110,8 +110,9 @@ class UNetModel(nn.Module):
     ) -> Tensor:
         if x.ndim != INPUT_AXES:
             raise ValueError(
-                f"the network takes latents with {INPUT_AXES} axes, got shape "
-                f"{tuple(x.shape)}; use an empty latent of this model's kind"
+                f"the network takes latents of {INPUT_AXES} axes (batch, channels, rows, columns), "
+                f"found one of {x.ndim}, {tuple(x.shape[1:])} after the batch; use an empty latent "
+                "of this model's kind"
             )
         options = {} if transformer_options is None else transformer_options
         options["original_shape"] = list(x.shape)

@@ -136,7 +136,7 @@ class DPMSolver:
         """Steps of equal length whose orders add up to `nfe` evaluations."""
         noise_sampler = noise_sampler or default_noise_sampler(x, self.extra_args.get("seed"))
         t_start, t_end = float(t_start), float(t_end)
-        if eta and not t_end > t_start:
+        if eta and t_end < t_start:
             raise ValueError("eta must be 0 for sampling from low to high noise")
         count = nfe // 3 + 1
         tail = [2, 1] if nfe % 3 == 0 else [nfe % 3]
@@ -192,7 +192,7 @@ class DPMSolver:
         noise_sampler = noise_sampler or default_noise_sampler(x, self.extra_args.get("seed"))
         t_start, t_end = float(t_start), float(t_end)
         forward = t_end > t_start
-        if eta and not forward:
+        if eta and t_end < t_start:
             raise ValueError("eta must be 0 for sampling from low to high noise")
         control = PIDStepSizeController(
             abs(h_init) * (1 if forward else -1), pcoeff, icoeff, dcoeff,

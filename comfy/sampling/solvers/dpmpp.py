@@ -93,21 +93,26 @@ def sample_dpmpp_2s_ancestral(
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
         sigma_down, scale, sigma_up = run.path.ancestral_step(sigma, sigma_next, eta)
-        if sigma_down == 0:
-            x = denoised
-            continue
-        start = run.path.half_log_snr(sigma)
-        if start == -math.inf:
-            sigma_mid = NEARLY_PURE_NOISE
+        if sigma_down <= 0:  # the last step, or an eta so high that no old noise is kept
+            x = denoised * run.path.alpha(sigma_next)
+            sigma_up = sigma_next
         else:
-            sigma_mid = run.path.sigma_at((start + run.path.half_log_snr(sigma_down)) / 2)
-        ratio = sigma_mid / sigma
-        middle = run.denoise(x * ratio + denoised * (1 - ratio), sigma_mid, report=False)
-        ratio = sigma_down / sigma
-        x = (x * ratio + middle * (1 - ratio)) * scale
+            sigma_mid = _middle(run, sigma, sigma_down)
+            ratio = sigma_mid / sigma
+            middle = run.denoise(x * ratio + denoised * (1 - ratio), sigma_mid, report=False)
+            ratio = sigma_down / sigma
+            x = (x * ratio + middle * (1 - ratio)) * scale
         if sigma_next > 0 and eta > 0:
             x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_up)
     return x
+
+
+def _middle(run: Trajectory, sigma: float, sigma_down: float) -> float:
+    """Level halfway between two in half-log-SNR."""
+    start = run.path.half_log_snr(sigma)
+    if start == -math.inf:
+        return NEARLY_PURE_NOISE
+    return run.path.sigma_at((start + run.path.half_log_snr(sigma_down)) / 2)
 
 
 @torch.no_grad()
@@ -131,14 +136,14 @@ def sample_dpmpp_2s_ancestral_cfg_pp(
         sigma_down, sigma_up = split_ancestral(sigma, sigma_next, eta)
         if sigma_down == 0:
             x = denoised
-            continue
-        sigma_mid = math.sqrt(sigma * sigma_down)
-        ratio = sigma_mid / sigma
-        shifted = x + (denoised - capture.denoised)
-        middle = run.denoise(shifted * ratio + denoised * (1 - ratio), sigma_mid, report=False)
-        ratio = sigma_down / sigma
-        shifted = x + (denoised - capture.denoised)  # now the unconditional estimate at sigma_mid
-        x = shifted * ratio + middle * (1 - ratio)
+        else:
+            sigma_mid = math.sqrt(sigma * sigma_down)
+            ratio = sigma_mid / sigma
+            shifted = x + (denoised - capture.denoised)
+            middle = run.denoise(shifted * ratio + denoised * (1 - ratio), sigma_mid, report=False)
+            ratio = sigma_down / sigma
+            # The unconditional estimate is now that at sigma_mid.
+            x = (x + (denoised - capture.denoised)) * ratio + middle * (1 - ratio)
         if sigma_next > 0:
             x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_up)
     return x

@@ -184,7 +184,7 @@ def _on_latent_device(
     rest: tuple[Any, ...],
 ) -> Tensor:
     """Run a solver with its Brownian tree built where the latent is."""
-    if sampler is None and len(sigmas) > 1:
+    if sampler is None and len(sigmas) > 1 and bool((sigmas > 0).any()):
         sampler = brownian_noise(x, sigmas, (extra_args or {}).get("seed"), cpu=False)
     model, callback, disable, eta, s_noise, *options = rest
     return solver(model, x, sigmas, extra_args, callback, disable, eta, s_noise, sampler, *options)

@@ -130,6 +130,10 @@ def sample_dpm_2_ancestral(
         if sigma_down == 0:
             x = x + slope * (sigma_down - sigma)
             continue
+        if sigma_down < 0:  # a flow model's step at an eta so high that no old noise is kept
+            x = (x - slope * sigma) * run.path.alpha(sigma_next)
+            x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_next)
+            continue
         sigma_mid = math.sqrt(sigma * sigma_down)
         slope = run.slope(x + slope * (sigma_mid - sigma), sigma_mid, report=False)
         x = (x + slope * (sigma_down - sigma)) * scale

@@ -42,8 +42,10 @@ def _multistep(
             x = denoised + (x - origin) * (sigma_down / sigma)
         else:
             h = math.log(sigma / sigma_down)
-            # Where the previous estimate lies, in steps; nothing to extrapolate if it lies here.
-            place = math.log(last_down / run.levels[run.index - 1]) / h
+            # Where the previous estimate lies, in steps; nothing to extrapolate if it lies here,
+            # nor from a clean level, which is infinitely far away.
+            far = math.log(last_down / run.levels[run.index - 1]) if last_down > 0 else -math.inf
+            place = far / h
             second = phi_2(-h) / place if place else 0.0
             first = phi_1(-h) - second if place else 0.0
             if capture is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from torch import Tensor
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
 
 MAX_ORDER = 3
-# The last step goes to this level instead of to zero, where half-log-SNR is infinite.
+# The last step goes to this level instead of to zero, where half-log-SNR is infinite, or to half of
+# the level before it where that is lower.
 NEARLY_CLEAN = 0.001
 
 
@@ -98,11 +100,14 @@ def _single_precision_levels(sigmas: Tensor) -> list[float]:
     """Levels as they come back from the unit-variance form in float32.
 
     The published implementation keeps ``alpha = 1 / sqrt(1 + sigma^2)`` and ``sqrt(1 - alpha^2)``
-    in single precision, where levels near 0.001 lose digits; pictures depend on it.
+    in single precision, where levels near 0.001 lose digits; pictures depend on it. Levels so low
+    that they would become equal or zero are taken as they are.
     """
     log_alpha = 0.5 * torch.log(1 / (sigmas.float().cpu() ** 2 + 1))
     log_deviation = torch.log(torch.sqrt(1 - torch.exp(2 * log_alpha)))
-    return torch.exp(log_deviation - log_alpha).tolist()
+    levels: list[float] = torch.exp(log_deviation - log_alpha).tolist()
+    distinct = all(after != before for before, after in pairwise(levels)) and levels[-1] > 0
+    return levels if distinct else sigmas.tolist()
 
 
 def _sample(run: Trajectory, x: Tensor, sigmas: Tensor, variant: str) -> Tensor:
@@ -111,7 +116,7 @@ def _sample(run: Trajectory, x: Tensor, sigmas: Tensor, variant: str) -> Tensor:
     ends = run.sigmas.clone()
     if run.levels[-1] == 0:
         # In place: whoever unmixes the result has to know the level that was really reached.
-        sigmas[-1] = ends[-1] = NEARLY_CLEAN
+        sigmas[-1] = ends[-1] = min(NEARLY_CLEAN, run.levels[-2] / 2)
     levels = _single_precision_levels(ends)
     order = max(1, min(MAX_ORDER, run.steps - 1))
     state = _Multistep(variant)

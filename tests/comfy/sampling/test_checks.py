@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,11 @@ LATENT = torch.zeros(1, 4, 8, 8)
 def sample(
     sigmas: list[float], latent: Tensor = LATENT, name: str = "euler", **options: Any
 ) -> Any:
-    start = options.pop("noise", noise.prepare_noise(latent, 1))
+    start = options.pop("noise") if "noise" in options else noise.prepare_noise(latent, 1)
+    model = patcher(ClosedFormModel(options.pop("kind", "EPS")))
+    sampler = options.pop("sampler", None) or samplers.ksampler(name)
     return run.sample_custom(
-        patcher(ClosedFormModel()), start, 1.0, samplers.ksampler(name), torch.tensor(sigmas),
+        model, start, 1.0, sampler, torch.tensor(sigmas),
         conditioning(POSITIVE), conditioning(NEGATIVE), latent, disable_pbar=True, seed=1,
         **options,
     )  # fmt: skip
@@ -40,6 +44,16 @@ def sample(
 def test_a_latent_of_another_model_is_refused() -> None:
     with pytest.raises(ValueError, match=r"16 channels .* works on 4"):
         sample([1.0, 0.0], torch.zeros(1, 16, 8, 8))
+
+
+@pytest.mark.parametrize("shape", [(), (64,), (8, 8), (0, 4, 8, 8), (1, 4, 8, 0), (1, 4, 0, 8, 8)])
+def test_what_is_no_latent_is_refused_with_its_shape(shape: tuple[int, ...]) -> None:
+    latent = torch.ones(shape)
+    expected = rf"one cell at least, found shape {re.escape(str(shape))}"
+    with pytest.raises(ValueError, match=expected):
+        run.fix_empty_latent_channels(patcher(ClosedFormModel()), latent)
+    with pytest.raises(ValueError, match=expected):
+        sample([1.0, 0.0], latent, noise=latent)
 
 
 def test_noise_of_another_size_is_refused() -> None:
@@ -79,6 +93,36 @@ def test_a_clean_level_may_repeat(name: str) -> None:
 def test_no_levels_leave_the_latent_alone() -> None:
     latent = torch.ones(1, 4, 8, 8)
     assert sample([], latent) is latent
+
+
+LEVELS_AT_THE_EDGE = [
+    [0.5, 0.5],
+    [0.5, 0.5, 0.5, 0.0],
+    [1e-3, 1e-4, 1e-5, 0.0],  # below what single precision tells apart from clean
+    [0.01, 0.0011, 0.00105, 0.001, 0.0],
+    [0.7, 0.2, 0.2, 0.2, 0.1],
+]
+
+
+@pytest.mark.parametrize("kind", ["EPS", "FLOW"])
+@pytest.mark.parametrize("name", solvers.MENU_NAMES)
+def test_levels_at_the_edge_give_a_finite_latent(name: str, kind: str) -> None:
+    function = solvers.find(name).function
+    known = inspect.signature(function).parameters
+    takes_eta = "eta" in known or name in ("dpm_fast", "dpm_adaptive")
+    for sigmas in LEVELS_AT_THE_EDGE:
+        for eta in (0.0, 0.5, 1.0, 2.0) if takes_eta else (None,):
+            made = sample(
+                sigmas,
+                kind=kind,
+                sampler=samplers.ksampler(name, {} if eta is None else {"eta": eta}),
+            )
+            assert torch.isfinite(made).all(), (sigmas, eta)
+
+
+@pytest.mark.parametrize("name", sorted(set(solvers.MENU_NAMES) - {"dpm_fast", "dpm_adaptive"}))
+def test_only_clean_levels_leave_a_finite_latent(name: str) -> None:
+    assert torch.isfinite(sample([0.0, 0.0], torch.ones(1, 4, 8, 8), name=name)).all()
 
 
 @pytest.mark.parametrize("name", solvers.MENU_NAMES)

@@ -174,14 +174,42 @@ def test_without_noise_the_seed_of_the_steps_does_not_matter(name: str) -> None:
     assert torch.equal(option_run(name, options, seed=1), option_run(name, options, seed=2))
 
 
-def option_run(name: str, options: dict[str, Any], kind: str = "EPS", seed: int = 1) -> Tensor:
+def option_run(
+    name: str,
+    options: dict[str, Any],
+    kind: str = "EPS",
+    seed: int = 1,
+    levels: list[float] | None = None,
+) -> Tensor:
     latent = torch.zeros(1, 4, 8, 8)
-    levels = [14.6, 5.0, 1.0, 0.2, 0.0] if kind == "EPS" else [1.0, 0.7, 0.4, 0.1, 0.0]
+    if levels is None:
+        levels = [14.6, 5.0, 1.0, 0.2, 0.0] if kind == "EPS" else [1.0, 0.7, 0.4, 0.1, 0.0]
     return run.sample_custom(
         patcher(AnyShapeModel(kind, {}, LatentFormat())), noise.prepare_noise(latent, 1), 3.0,
         samplers.ksampler(name, options), torch.tensor(levels), conditioning([0.5] * 4),
         conditioning([0.0] * 4), latent, disable_pbar=True, seed=seed,
     )  # fmt: skip
+
+
+HIGH_ETA = [
+    (name, eta, kind)
+    for name in ("euler_ancestral", "dpmpp_2s_ancestral", "dpmpp_2s_ancestral_cfg_pp",
+                 "res_multistep_ancestral", "euler_ancestral_cfg_pp")
+    for eta in (1.0, 1.5, 3.0)
+    for kind in ("EPS", "FLOW")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "eta", "kind"), [*HIGH_ETA, ("dpm_2_ancestral", 3.0, "FLOW")])
+def test_however_high_eta_a_step_ends_at_the_noise_of_its_level(
+    name: str, eta: float, kind: str
+) -> None:
+    levels = [10.0, 2.0] if kind == "EPS" else [0.9, 0.3]
+    one, other = (option_run(name, {"eta": eta}, kind, seed=seed, levels=levels) for seed in (1, 2))
+    # Start noise is the same, so they differ by what was drawn afresh.
+    scale = 1.0 if kind == "EPS" else 1 - levels[1]
+    drawn = float((one - other).std()) * scale / 2**0.5
+    assert 0.75 * levels[1] < drawn < 1.15 * levels[1]
 
 
 MASKS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,13 @@ def test_a_vae_widened_after_nan_stays_so_when_it_is_loaded_again(
 def test_a_latent_of_another_model_is_refused_with_both_numbers(vae: VAE) -> None:
     with pytest.raises(ValueError, match=r"16 channels.*4"):
         vae.decode(torch.zeros(1, 16, 8, 8))
+
+
+@pytest.mark.parametrize("shape", [(), (64,), (8, 8)])
+def test_what_is_no_latent_is_refused_with_its_shape(vae: VAE, shape: tuple[int, ...]) -> None:
+    for decode in (vae.decode, vae.decode_tiled):
+        with pytest.raises(ValueError, match=rf"shape {re.escape(str(shape))}: it is no latent"):
+            decode(torch.zeros(shape))
 
 
 @torch.inference_mode()
