@@ -55,6 +55,7 @@ MODULES: tuple[str, ...] = (
     "nodes_flux",
     "nodes_lt",
     "nodes_lt_audio",
+    "nodes_lt_upsampler",
     "nodes_edit_model",
     "nodes_cond",
     "nodes_rope",

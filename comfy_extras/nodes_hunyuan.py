@@ -18,6 +18,10 @@ from comfy_extras.declarations import (
 )
 from comfy_extras.empty_latents import empty_image, empty_video
 from comfy_extras.extension import entrypoint_of
+from comfy_extras.latent_upscaling import (
+    HunyuanVideo15LatentUpscaleWithModel as HunyuanVideo15LatentUpscaleWithModel,
+)
+from comfy_extras.latent_upscaling import LatentUpscaleModelLoader as LatentUpscaleModelLoader
 from comfy_extras.text_tokens import tokens_for
 from comfy_extras.video_frames import cells_of, encoded_frames, frames_at, with_values
 from comfy_nodes.latent_basics import VIDEO, samples_of
@@ -381,4 +385,6 @@ comfy_entrypoint = entrypoint_of(
     HunyuanVideo15ImageToVideo,
     HunyuanVideo15SuperResolution,
     HunyuanRefinerLatent,
+    LatentUpscaleModelLoader,
+    HunyuanVideo15LatentUpscaleWithModel,
 )
