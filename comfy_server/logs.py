@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, TextIO
 
 KEPT_ENTRIES = 300
+BAR_STARTS = "\r\n\x1b"  # how a bar goes on: over itself, to its end, or elsewhere
 Entry = dict[str, str]
 Listener = Callable[[list[Entry], dict[str, int] | None], None]
 
@@ -83,13 +84,22 @@ class LogCapture:
 
 
 class _Tee:
-    """Passes everything on to a stream and shows writes to the capture."""
+    """Passes everything on to a stream and shows writes to the capture.
+
+    A progress bar stands in a line that has not ended; what is no bar begins on the next one.
+    """
 
     def __init__(self, stream: TextIO, capture: LogCapture) -> None:
         self._stream = stream
         self._capture = capture
+        self._is_behind_bar = False
 
     def write(self, text: str) -> int:
+        if text and self._is_behind_bar and text[0] not in BAR_STARTS and text.endswith("\n"):
+            text = f"\n{text}"
+        if text:
+            last = text.rpartition("\n")[2]
+            self._is_behind_bar = last.startswith("\r") and last != "\r"
         self._capture.write(text)
         if text.endswith("\n"):
             self._capture.flush()
