@@ -19,6 +19,9 @@ from comfy.weights.state_dict import load_torch_file
 
 WAV2VEC2_PREFIX, WHISPER_PREFIXES = "wav2vec2.", ("model.encoder.", "encoder.", "")
 WAV2VEC2_MARK, WHISPER_MARK = "feature_projection.projection.weight", "embed_positions.weight"
+# Activations for each sample: the first convolution of wav2vec 2.0 makes 512 channels of every five
+# samples in float32, and three such are held at once.
+SAMPLE_BYTES = 3 * 512 * 4 / 5
 CHOICE = "choose wav2vec 2.0 (base or large) or Whisper, in the layout of the transformers library"
 
 
@@ -74,7 +77,8 @@ class AudioEncoderModel:
                 f"{list(audio.shape)}"
             )
         sound = resample(audio.float(), sample_rate, self.model_sample_rate)
-        residency.load_model_gpu(self.patcher)
+        needed = sound.shape[0] * sound.shape[2] * SAMPLE_BYTES
+        residency.load_models_gpu([self.patcher], memory_required=needed)
 
         def run() -> list[Tensor]:
             with torch.no_grad():

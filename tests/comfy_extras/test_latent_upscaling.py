@@ -21,6 +21,7 @@ from comfy_extras.nodes_hunyuan import (
     LatentUpscaleModelLoader,
 )
 from comfy_extras.nodes_lt_upsampler import LTXVLatentUpsampler
+from tests.support.accelerator import simulated_accelerator
 
 Weights = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
@@ -283,6 +284,21 @@ def test_hunyuan_networks_are_told_by_their_weights(tmp_path: Path) -> None:
         torch.testing.assert_close(made.double(), wanted, atol=1e-4, rtol=1e-4)
     wrapped = latent_upscaling.load(saved(hunyuan_1080p_weights("nin_shortcut.conv"), tmp_path))
     assert torch.equal(wrapped.resample_latent(latent), made)
+
+
+@pytest.mark.parametrize(
+    "weights", [ltx_weights("space"), hunyuan_720p_weights(), hunyuan_1080p_weights()]
+)
+def test_a_device_gives_what_the_processor_gives(weights: Weights, tmp_path: Path) -> None:
+    latent = noise(1, CHANNELS, 3, 6, 5)
+    path = saved(weights, tmp_path)
+    here = latent_upscaling.load(path).resample_latent(latent)
+    with simulated_accelerator() as device:
+        model = latent_upscaling.load(path)
+        there = model.resample_latent(latent)
+        assert there.device.type == device.NAME
+        assert model.patcher.loaded_size() == model.patcher.model_size()
+        torch.testing.assert_close(there.cpu(), here, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

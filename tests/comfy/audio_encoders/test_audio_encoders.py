@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from comfy.audio_encoders import audio_encoders, wav2vec2, whisper
+from comfy.devices import residency
 from comfy.weights.errors import WeightFileError
 
 WIDTH, INNER, LAYERS, CHANNELS, REACH, GROUPS = 128, 48, 3, 12, 8, 4
@@ -322,6 +324,25 @@ def test_sounds_without_a_state_are_refused() -> None:
     for shape in ((1, 0), (1, 1, 0), (0, 1, 8)):
         with pytest.raises(ValueError, match=r"audio: expected waveforms \[batch"):
             encoder.encode_audio(torch.zeros(shape), 16000)
+
+
+@pytest.mark.parametrize("weights", [wav2vec2_weights(True), whisper_weights()])
+def test_a_device_without_room_for_all_weights_hears_the_same(
+    weights: Weights, accelerator: Any
+) -> None:
+    sound = sounds(4000)
+    encoder = audio_encoders.load_audio_encoder_from_sd(weights)
+    assert encoder.load_device.type == accelerator.NAME
+    whole = encoder.encode_audio(sound, 16000)["encoded_audio_all_layers"]
+    assert encoder.patcher.loaded_size() == encoder.patcher.model_size()
+    residency.unload_all_models()
+    activations = sound.numel() * audio_encoders.SAMPLE_BYTES
+    accelerator.set_capacity(int(encoder.patcher.model_size() * 0.75 + activations))
+    streamed = encoder.encode_audio(sound, 16000)["encoded_audio_all_layers"]
+    assert encoder.patcher.loaded_size() < encoder.patcher.model_size()
+    for first, second in zip(whole, streamed):
+        assert second.device.type == "cpu"
+        torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
 
 
 def without(sd: Weights, key: str) -> Weights:
