@@ -2,7 +2,7 @@
 # ruff: noqa: F401
 
 from comfy.families.base import BaseModel, convert_tensor
-from comfy.families.dit_model import SD3, Flux
+from comfy.families.dit_model import SD3, Chroma, Flux
 from comfy.families.model_type import ModelType
 from comfy.families.noise_augmentation import CLIPEmbeddingNoiseAugmentation, Timestep, unclip_adm
 from comfy.families.picture_models import (

@@ -3,6 +3,7 @@
 
 from comfy import supported_models_base
 from comfy.families import MODEL_FAMILIES as models
+from comfy.families.chroma import Chroma
 from comfy.families.flux import Flux, FluxInpaint, FluxSchnell
 from comfy.families.sd3 import SD3
 from comfy.families.sd15 import SD15, SD15_instructpix2pix

@@ -27,6 +27,7 @@ from comfy.loading import (
     vocabulary_beside,
 )
 from comfy.text_encoders import qwen, umt5
+from comfy.text_encoders.chroma import ChromaTokenizer, chroma_clip
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip
 from comfy.text_encoders.sd1 import SD1ClipModel, SD1Tokenizer
@@ -217,6 +218,8 @@ def _target(
         return ClipTarget(SD3Tokenizer, sd3_clip(clip_l, clip_g, t5, kept))
     if clip_type is CLIPType.FLUX and distinct and set(names) == FLUX_PARTS:
         return ClipTarget(FluxTokenizer, flux_clip(kept))
+    if names == ["t5xxl"] and clip_type is CLIPType.CHROMA:
+        return ClipTarget(ChromaTokenizer, chroma_clip(kept))
     if names == [umt5.NAME]:
         return ClipTarget(umt5.WanT5Tokenizer, umt5.wan_clip(kept))
     if names == [qwen.QWEN25_7B]:
@@ -232,8 +235,8 @@ def _target(
     raise ValueError(
         f"text encoders {', '.join(names)} for type {clip_type.name.lower()} cannot be loaded; "
         "known: one of clip_l, clip_h, clip_g; clip_l with clip_g for SDXL; clip_l with t5xxl for "
-        "type flux; clip_l, clip_g and t5xxl, or some of them, for type sd3; umt5xxl for type wan; "
-        "qwen25_7b for type qwen_image; qwen3_4b for Z-Image"
+        "type flux; t5xxl for type chroma; clip_l, clip_g and t5xxl, or some of them, for type "
+        "sd3; umt5xxl for type wan; qwen25_7b for type qwen_image; qwen3_4b for Z-Image"
     )
 
 

@@ -6,7 +6,7 @@ channels. Custom nodes append rows in place.
 
 from __future__ import annotations
 
-from comfy.families import flux, qwen_image, sd3, sd15, sd20, sd_pictures, sdxl, wan
+from comfy.families import chroma, flux, qwen_image, sd3, sd15, sd20, sd_pictures, sdxl, wan
 from comfy.families.family import ModelFamily
 
 MODEL_FAMILIES: list[type[ModelFamily]] = [
@@ -31,6 +31,7 @@ MODEL_FAMILIES: list[type[ModelFamily]] = [
     flux.FluxInpaint,
     flux.Flux,
     flux.FluxSchnell,
+    chroma.Chroma,
     qwen_image.ZImage,
     wan.WAN22_T2V,
     wan.WAN21_T2V,

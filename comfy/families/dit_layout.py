@@ -19,9 +19,11 @@ from comfy.families.unet_layout import count_consecutive
 MMDIT_HEAD = 64  # channels of a head in every network of the layout
 FLUX_MARK = "double_blocks.0.img_attn.norm.key_norm.scale"
 MMDIT_MARK = "joint_blocks.0.context_block.attn.qkv.weight"
+CHROMA_MARK = "distilled_guidance_layer.norms.0.scale"
+RADIANCE_MARK = "nerf_blocks.0.norm.scale"
 # Keys of relatives of FLUX that have the mark too and are other networks.
 FLUX_RELATIVES = (
-    "distilled_guidance_layer.norms.0.scale",
+    CHROMA_MARK,
     "distilled_guidance_layer.0.norms.0.scale",
     "double_stream_modulation_img.lin.weight",
 )
@@ -76,7 +78,33 @@ def read_flux_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict
     is_flux = prefix + FLUX_MARK in state_dict and prefix + "img_in.weight" in state_dict
     if not is_flux or any(prefix + key in state_dict for key in FLUX_RELATIVES):
         return None
-    shapes = Shapes(state_dict, prefix, "FLUX")
+    return _read_flux_sizes(state_dict, prefix, "FLUX")
+
+
+def read_chroma_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict[str, Any] | None:
+    """As `read_flux_config`, of Chroma; the channels are those of a patch."""
+    if prefix + CHROMA_MARK not in state_dict or prefix + RADIANCE_MARK in state_dict:
+        return None
+    config = _read_flux_sizes(state_dict, prefix, "Chroma")
+    shapes = Shapes(state_dict, prefix, "Chroma")
+    maker = "distilled_guidance_layer."
+    hidden, inputs = shapes[f"{maker}in_proj.weight"]
+    for name in ("in_channels", "out_channels"):
+        config[name] *= config["patch_size"] ** 2
+    for name in ("guidance_embed", "yak_mlp", "txt_norm"):
+        del config[name]
+    return {
+        **config,
+        "image_model": "chroma",
+        "in_dim": inputs,
+        "out_dim": shapes[f"{maker}out_proj.weight"][0],
+        "hidden_dim": hidden,
+        "n_layers": shapes.count(f"{maker}layers."),
+    }
+
+
+def _read_flux_sizes(state_dict: Mapping[str, Tensor], prefix: str, layout: str) -> dict[str, Any]:
+    shapes = Shapes(state_dict, prefix, layout)
     patch = 2
     width, patch_channels = shapes["img_in.weight"]
     text_width = shapes["txt_in.weight"][1]

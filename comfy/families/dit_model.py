@@ -1,4 +1,4 @@
-"""Base models of the diffusion transformers: Stable Diffusion 3 and FLUX.1."""
+"""Base models of the diffusion transformers: Stable Diffusion 3, FLUX.1 and Chroma."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from comfy import conds, resize
 from comfy.families.base import BaseModel
 from comfy.families.family import ModelFamily
 from comfy.families.model_type import ModelType
+from comfy.ldm.chroma.model import Chroma as ChromaNetwork
 from comfy.ldm.flux.model import Flux as FluxNetwork
 from comfy.ldm.mmdit.model import OpenAISignatureMMDITWrapper
 
@@ -52,6 +53,8 @@ class Flux(TransformerModel):
     """FLUX.1: text, guidance and reference pictures; channels beside the latent for fill, depth
     and canny.
     """
+
+    usual_guidance = USUAL_GUIDANCE  # where the conditioning says nothing
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class Flux(TransformerModel):
         mask = kwargs.get("attention_mask")
         if mask is not None:
             made["attention_mask"] = conds.CONDRegular(self._attention_mask(mask, kwargs))
-        guidance = kwargs.get("guidance", USUAL_GUIDANCE)
+        guidance = kwargs.get("guidance", self.usual_guidance)
         if guidance is not None:
             made["guidance"] = conds.CONDRegular(torch.tensor([float(guidance)]))
         references = kwargs.get("reference_latents")
@@ -131,3 +134,23 @@ class Flux(TransformerModel):
         channels = self.latent_format.latent_channels
         cells = sum(math.prod(latent.shape) for latent in references) // channels
         return {"ref_latents": [1, channels, cells]}
+
+
+class Chroma(Flux):
+    """Chroma: it runs with classifier-free guidance, so the distilled one is 0."""
+
+    usual_guidance = 0.0
+
+    def __init__(
+        self,
+        model_config: ModelFamily,
+        model_type: ModelType | None = ModelType.FLUX,
+        device: torch.device | str | None = None,
+        unet_model: Any = ChromaNetwork,
+    ) -> None:
+        super().__init__(model_config, model_type, device=device, unet_model=unet_model)
+
+    def concat_cond(self, **kwargs: Any) -> Tensor | None:
+        """Nothing: there are no kinds with more input channels."""
+        del kwargs
+        return None

@@ -345,13 +345,25 @@ class Flux(nn.Module):
             vec = vec + self.vector_in(y[:, :width])
         return vec
 
+    def double_vectors(self, vec: Tensor) -> list[Any]:
+        """What modulates each block of two streams."""
+        made: Any = vec
+        if self.params.global_modulation:
+            made = (self.double_stream_modulation_img(vec), self.double_stream_modulation_txt(vec))
+        return [made] * len(self.double_blocks)
+
+    def single_vectors(self, vec: Tensor) -> list[Any]:
+        """What modulates each block of one stream."""
+        if self.params.global_modulation:
+            vec = self.single_stream_modulation(vec)[0]
+        return [vec] * len(self.single_blocks)
+
     def _double_stream(
         self, img: Tensor, txt: Tensor, vec: Any, control: Options | None, shared: Options
     ) -> tuple[Tensor, Tensor]:
         options = shared["transformer_options"]
         options["total_blocks"], options["block_type"] = len(self.double_blocks), "double"
-        if self.params.global_modulation:
-            vec = (self.double_stream_modulation_img(vec), self.double_stream_modulation_txt(vec))
+        vectors = self.double_vectors(vec)
         residuals = (control or {}).get("input") or ()
         for number, block in enumerate(self.double_blocks):
             options["block_index"] = number
@@ -360,7 +372,7 @@ class Flux(nn.Module):
                 out_img, out_txt = block(**args)
                 return {"img": out_img, "txt": out_txt}
 
-            args = {"img": img, "txt": txt, "vec": vec, **shared}
+            args = {"img": img, "txt": txt, "vec": vectors[number], **shared}
             out = _replaceable(options, ("double_block", number), args, original)
             img, txt = out["img"], out["txt"]
             if number < len(residuals) and residuals[number] is not None:
@@ -373,8 +385,7 @@ class Flux(nn.Module):
         options = shared["transformer_options"]
         options["total_blocks"], options["block_type"] = len(self.single_blocks), "single"
         options["img_slice"] = [text_length, x.shape[1]]
-        if self.params.global_modulation:
-            vec = self.single_stream_modulation(vec)[0]
+        vectors = self.single_vectors(vec)
         residuals = (control or {}).get("output") or ()
         for number, block in enumerate(self.single_blocks):
             options["block_index"] = number
@@ -383,7 +394,7 @@ class Flux(nn.Module):
                 rest = {name: value for name, value in args.items() if name != "img"}
                 return {"img": block(args["img"], **rest)}
 
-            args = {"img": x, "vec": vec, **shared}
+            args = {"img": x, "vec": vectors[number], **shared}
             x = _replaceable(options, ("single_block", number), args, original)["img"]
             if number < len(residuals) and residuals[number] is not None:
                 x = _add_at(x, residuals[number], text_length)

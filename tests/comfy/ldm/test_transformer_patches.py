@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from comfy.ldm.chroma.model import Chroma
 from comfy.ldm.flux.model import Flux
 from comfy.ldm.lumina.model import NextDiT
 from comfy.ldm.mmdit.model import OpenAISignatureMMDITWrapper
@@ -18,6 +19,7 @@ from tests.support.golden_nets import read_golden_net
 
 NETWORKS: dict[str, Any] = {
     "flux": Flux,
+    "chroma": Chroma,
     "sd3_mmdit": OpenAISignatureMMDITWrapper,
     "qwen_image": QwenImageTransformer2DModel,
     "z_image": NextDiT,

@@ -48,7 +48,10 @@ def test_without_a_vocabulary_the_error_says_how_to_get_one(
         T5XXLTokenizer()
 
 
-@pytest.mark.parametrize(("case", "least"), [("SD3 (l,g,t5xxl)", 77), ("Flux (l,t5xxl)", 256)])
+@pytest.mark.parametrize(
+    ("case", "least"),
+    [("SD3 (l,g,t5xxl)", 77), ("Flux (l,t5xxl)", 256), ("PixArt/Chroma t5xxl", 1)],
+)
 def test_its_tokens_are_the_recorded_ones(case: str, least: int, golden_json: Any) -> None:
     source = t5_pieces.find_pieces([])
     if source is None:
