@@ -72,9 +72,28 @@ def ordered_halving(step: int) -> float:
     return int(f"{step:064b}"[::-1], 2) / (1 << 64)
 
 
+def _completed(windows: Windows, num_frames: int, length: int) -> Windows:
+    """Windows whose frames all exist, with further ones where a frame was left out.
+
+    Spread windows of few frames go around more than once, and an overlap as long as a window stops
+    short of the end.
+    """
+    windows = [[frame % num_frames for frame in window] for window in windows]
+    seen = {frame for window in windows for frame in window}
+    while missing := set(range(num_frames)) - seen:
+        start = max(min(min(missing), num_frames - length), 0)
+        windows.append(list(range(start, min(start + length, num_frames))))
+        seen.update(windows[-1])
+    return windows
+
+
 def looped_windows(num_frames: int, handler: Any, model_options: dict[str, Any]) -> Windows:
     """Windows that run over the end into the beginning, shifted from step to step."""
     del model_options
+    return _completed(_looped(num_frames, handler), num_frames, handler.context_length)
+
+
+def _looped(num_frames: int, handler: Any) -> Windows:
     length, overlap = handler.context_length, handler.context_overlap
     if num_frames < length:
         return [list(range(num_frames))]
@@ -93,10 +112,11 @@ def looped_windows(num_frames: int, handler: Any, model_options: dict[str, Any])
 
 def uniform_windows(num_frames: int, handler: Any, model_options: dict[str, Any]) -> Windows:
     """Looped windows, with those that run over the end moved back or started anew."""
+    del model_options
     length = handler.context_length
     if num_frames <= length:
         return [list(range(num_frames))]
-    windows = looped_windows(num_frames, handler, model_options)
+    windows = _looped(num_frames, handler)
     place = 0
     while place < len(windows):
         wrap = _first_wrapped(windows[place])
@@ -104,12 +124,13 @@ def uniform_windows(num_frames: int, handler: Any, model_options: dict[str, Any]
             start = windows[place][wrap]
             windows[place] = _moved_to_end(windows[place], num_frames)
             if start not in windows[(place + 1) % len(windows)]:
+                start = min(start, num_frames - length)
                 windows.insert(place + 1, list(range(start, start + length)))
         if windows[place] in windows[:place]:
             del windows[place]
         else:
             place += 1
-    return windows
+    return _completed(windows, num_frames, length)
 
 
 def _first_wrapped(window: Sequence[int]) -> int | None:

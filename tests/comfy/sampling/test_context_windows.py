@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +45,23 @@ def test_windows_cover_every_frame(
     assert all(len(window) <= max(length, 1) or schedule == "batched" for window in windows)
     if schedule == "standard_uniform":
         assert all(window == sorted(window) for window in windows)
+
+
+@pytest.mark.parametrize("schedule", CONTEXT_MAPPING)
+def test_every_frame_is_in_a_window_whatever_the_options(schedule: str) -> None:
+    for frames, length, stride, step in itertools.product(
+        (2, 3, 5, 8, 13, 24, 41), (1, 2, 3, 7, 20), (1, 2, 3), (0, 1, 3, 5)
+    ):
+        for overlap, closed in itertools.product((0, 1, length // 2, length, length + 3), (0, 1)):
+            handler = handler_of(
+                schedule, context_length=length, context_overlap=overlap, context_stride=stride,
+                closed_loop=bool(closed),
+            )  # fmt: skip
+            handler._step = step
+            windows = handler.context_schedule.func(frames, handler, {})
+            assert {frame for window in windows for frame in window} == set(range(frames)), (
+                frames, length, overlap, stride, closed, step,
+            )  # fmt: skip
 
 
 def test_static_windows_end_with_the_frames() -> None:
