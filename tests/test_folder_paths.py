@@ -177,6 +177,23 @@ def test_saved_names_fill_tokens_and_stay_inside(base: Path) -> None:
         folder_paths.get_save_image_path("../up/pic", str(base / "output"))
 
 
+@pytest.mark.parametrize("prefix", ["run\\pic", "run/pic", "run\\\\pic", ".\\run\\pic"])
+def test_prefixes_of_windows_name_the_same_folder(base: Path, prefix: str) -> None:
+    found = folder_paths.get_save_image_path(prefix, str(base / "output"))
+    assert found[:4] == (str(base / "output/run"), "pic", 1, "run")
+    assert (base / "output/run").is_dir()
+
+
+@pytest.mark.parametrize(
+    "prefix", ["..\\up\\pic", "a\\..\\..\\pic", "\\up\\pic", "a\0b", "a\\..\\../x"]
+)
+def test_prefixes_that_leave_the_folder_are_refused_in_either_spelling(
+    base: Path, prefix: str
+) -> None:
+    with pytest.raises(ValueError, match=r"outside|NUL"):
+        folder_paths.get_save_image_path(prefix, str(base / "output"))
+
+
 def test_a_user_scope_narrows_the_directories_only_inside(base: Path) -> None:
     with folder_paths.user_scope("alice"), folder_paths.user_scope(None):
         assert folder_paths.get_output_directory() == str(base / "output/alice")

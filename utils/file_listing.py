@@ -136,7 +136,17 @@ def highest_counter(folder: str, filename: str) -> int:
 
 
 def fill_tokens(text: str, image_width: int, image_height: int) -> str:
-    """Replaces `%width%`, `%year%` and the like in the prefix of a saved file."""
+    """Replaces `%width%`, `%year%` and the like in the prefix of a saved file.
+
+    Backslashes become slashes whatever the platform, as in the names that requests ask for: a
+    workflow made on Windows saves into the same sub-folder everywhere.
+
+    Raises:
+        ValueError: the prefix holds a NUL byte.
+    """
+    if "\0" in text:
+        raise ValueError(f"the file name prefix {text[:100]!r} must not hold a NUL byte")
+    text = text.replace("\\", "/")
     now = time.localtime()
     values = {
         "width": str(image_width),
