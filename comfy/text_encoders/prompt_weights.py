@@ -27,7 +27,8 @@ def unescape_important(text: str) -> str:
 def parse_parentheses(string: str) -> list[str]:
     """Cut text at its outermost parentheses; these stay on the pieces they enclose.
 
-    An unclosed group is a piece that starts with its "(".
+    An unclosed group is a piece that starts with its "(". A ")" that closes nothing, as in a smile,
+    takes the next "(" of its level with it, which then opens nothing: pictures depend on it.
     """
     pieces: list[str] = []
     start = depth = 0
@@ -37,7 +38,7 @@ def parse_parentheses(string: str) -> list[str]:
                 pieces.append(string[start:position])
                 start = position
             depth += 1
-        elif character == ")" and depth > 0:
+        elif character == ")":
             depth -= 1
             if depth == 0:
                 pieces.append(string[start : position + 1])
@@ -52,12 +53,15 @@ class _Text:
     Attributes:
         text: The prompt, escapes replaced.
         closing: Place of each "(" that is closed -> place of its ")".
+        plain: Places of "(" that open nothing, because more had been closed than opened.
         colon, bracket: Last ":", and last "(" or ")", before each place; -1 if there is none.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.closing: dict[int, int] = {}
+        self.plain: set[int] = set()
+        surplus = 0
         self.colon, self.bracket = [-1], [-1]
         opened: list[int] = []
         colon = bracket = -1
@@ -65,12 +69,18 @@ class _Text:
             if character == ":":
                 colon = place
             elif character == "(":
-                opened.append(place)
+                if surplus:
+                    surplus -= 1
+                    self.plain.add(place)
+                else:
+                    opened.append(place)
                 bracket = place
             elif character == ")":
                 bracket = place
                 if opened:
                     self.closing[opened.pop()] = place
+                else:
+                    surplus += 1
             self.colon.append(colon)
             self.bracket.append(bracket)
 
@@ -79,6 +89,8 @@ class _Text:
         found: list[tuple[int, int]] = []
         while start < end:
             opening = self.text.find("(", start, end)
+            while opening in self.plain:
+                opening = self.text.find("(", opening + 1, end)
             if opening < 0:
                 opening = end
             if opening > start:
