@@ -124,11 +124,15 @@ class Hub:
         client.writer = self._loop.create_task(self._write(client))
 
     def claim(self, sid: str, user: str) -> bool:
-        """Binds a client id to the first user who uses it; False if it is another's."""
+        """Binds a client id to the first user who uses it; False if it is another's.
+
+        Of very many ids the oldest are free again, but never that of an open socket.
+        """
         owner = self._owners.setdefault(sid, user)
         self._owners.move_to_end(sid)
         if len(self._owners) > MOST_CLAIMS:
-            self._owners.popitem(last=False)
+            old = next((name for name in self._owners if name not in self.clients), sid)
+            del self._owners[old]
         return owner == user
 
     def detach(self, client: Client) -> None:

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestClient
 import folder_paths
 from comfy_execution import events
 from comfy_execution.items import ExecutionStatus
-from comfy_server import PromptServer
+from comfy_server import PromptServer, hub
 from comfy_server.accounts import AccountRefused, AccountStore
 from comfy_server.auth import FAILURES_PER_MINUTE, account_store, add_account
 from comfy_server.rates import RateLimit
@@ -432,6 +432,22 @@ async def test_a_run_counts_how_often_its_owners_folders_are_asked_for(people: P
             folder_paths.get_save_image_path("x", folder_paths.get_output_directory())
             assert folder_paths.scope_uses() == 2
         server.prompt_queue.task_done(taken[1], {}, ExecutionStatus("success", True, []))
+
+
+async def test_very_many_client_ids_do_not_free_that_of_an_open_socket(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "MOST_CLAIMS", 5)
+    headers = people.headers("ann")
+    socket = await people.client.ws_connect("/ws?clientId=of-ann", headers=headers)
+    for number in range(20):
+        taken = await people.submit("bob", f"p{number}", client_id=f"of-bob-{number}")
+        assert "prompt_id" in taken
+    with pytest.raises(WSServerHandshakeError, match="403"):
+        await people.client.ws_connect("/ws?clientId=of-ann", headers=people.headers("bob"))
+    assert "error" in await people.submit("bob", "mine", client_id="of-ann")
+    assert len(PromptServer.instance.hub._owners) <= 6
+    await socket.close()
 
 
 async def test_wrong_tokens_and_sessions_are_counted_before_anybody_is_known(
