@@ -2,7 +2,7 @@
 
 The math library inside torch picks its kernel by the shape of the whole product, so one picture
 came out different by a last bit when it shared a call with another. Its reproducible mode computes
-every row in the same way, on Intel processors; measured, it costs nothing (see docs/sampling.md).
+every row in the same way, on Intel processors; docs/sampling.md says what was measured of its cost.
 The library looks for the mode once, at its first product.
 Source: Intel oneMKL developer guide, "Obtaining numerically reproducible results".
 """
