@@ -3,7 +3,7 @@
 A client may open a connection and send its request a byte a minute, or open thousands: each holds a
 file descriptor, and without those nobody is served any more. So every few seconds all connections
 are looked at, and the ones are cut that have not sent a whole head of a request in time, whose body
-trickles, or, when there are too many, that are idle.
+trickles, or, when there are too many, that are idle; if these do not suffice, the newest.
 """
 
 from __future__ import annotations
@@ -87,6 +87,8 @@ class Connections:
             idle = [t for t in open_now if self._visits[t].request is None and t not in cut]
             idle.sort(key=lambda t: self._visits[t].since)
             cut += idle[:surplus]
+            busy = sorted(set(open_now) - set(cut), key=lambda t: self._visits[t].since)
+            cut += busy[len(busy) - max(0, surplus - len(idle)) :]
         for transport in cut:
             transport.abort()
             self._visits.pop(transport, None)

@@ -26,7 +26,7 @@ def shorten(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         record.msg += ": %s: %s"
-        reason = error.message.partition("\n")[0].partition(": ")[0]
+        reason = error.message.partition("\n")[0].partition(": ")[0].rstrip(":")
         record.args = (*_arguments(record), type(error).__name__, ascii(reason)[1:-1][:100])
     elif isinstance(error, ConnectionError):
         record.msg += ": it has gone"

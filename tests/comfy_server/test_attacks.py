@@ -464,6 +464,25 @@ async def test_of_too_many_connections_the_idle_ones_are_cut() -> None:
     assert most_connections() >= FEWEST
 
 
+async def test_of_too_many_connections_that_are_all_in_use_the_newest_are_cut() -> None:
+    now = [0.0]
+    connections, many = Connections(5, lambda: now[0]), [FakeTransport() for _ in range(8)]
+    ending, handling = asyncio.Event(), []
+
+    async def wait(_: Any) -> Any:
+        await ending.wait()
+
+    for transport in many[:-1]:
+        now[0] += 0.1
+        request: Any = FakeRequest(transport, TRICKLE_BYTES)
+        handling.append(asyncio.ensure_future(connections.note(request, wait)))
+        await asyncio.sleep(0)
+    assert connections.sweep(many) == 3  # type: ignore[arg-type]
+    assert [transport.is_cut for transport in many] == [False] * 5 + [True] * 3
+    ending.set()
+    await asyncio.gather(*handling)
+
+
 @pytest.mark.parametrize("suffix", ["gz", "br", "zst"])
 async def test_a_stored_neighbour_is_never_sent_for_a_file(
     client: Client, tempting: Path, suffix: str
