@@ -8,6 +8,7 @@ from torch import Tensor
 
 from comfy.families import diffusers_layout
 from comfy.weights.diffusers_unet import unet_to_diffusers
+from comfy.weights.state_dict import count_parts
 
 HINT = "controlnet_cond_embedding."
 MARK = f"{HINT}conv_in.weight"
@@ -35,7 +36,7 @@ def to_native(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
 
 def _hint_names(state_dict: Mapping[str, Tensor]) -> dict[str, str]:
     """The convolutions over the hint; between each two of them is an activation."""
-    blocks = _count(state_dict, f"{HINT}blocks.")
+    blocks = count_parts(state_dict, f"{HINT}blocks.")
     layers = ["conv_in", *(f"blocks.{number}" for number in range(blocks)), "conv_out"]
     return {
         f"{HINT}{layer}.{part}": f"input_hint_block.{2 * number}.{part}"
@@ -46,7 +47,7 @@ def _hint_names(state_dict: Mapping[str, Tensor]) -> dict[str, str]:
 
 def _output_names(state_dict: Mapping[str, Tensor]) -> dict[str, str]:
     """The convolutions that make the residuals."""
-    count = _count(state_dict, "controlnet_down_blocks.")
+    count = count_parts(state_dict, "controlnet_down_blocks.")
     names = {
         f"controlnet_down_blocks.{number}.{part}": f"zero_convs.{number}.0.{part}"
         for number in range(count)
@@ -58,8 +59,3 @@ def _output_names(state_dict: Mapping[str, Tensor]) -> dict[str, str]:
 def _unpacked(key: str) -> str:
     ending = next((old for old in PACKED if key.endswith(old)), None)
     return key if ending is None else key.removesuffix(ending) + PACKED[ending]
-
-
-def _count(state_dict: Mapping[str, Tensor], prefix: str) -> int:
-    """How many numbers follow a prefix."""
-    return len({key[len(prefix) :].split(".")[0] for key in state_dict if key.startswith(prefix)})

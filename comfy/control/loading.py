@@ -28,7 +28,12 @@ from comfy.weights.diffusers_mmdit import convert_diffusers_mmdit
 from comfy.weights.errors import UnknownWeightFormatError
 from comfy.weights.fill import fill
 from comfy.weights.layout import arrange_convolutions
-from comfy.weights.state_dict import calculate_parameters, load_torch_file, weight_dtype
+from comfy.weights.state_dict import (
+    calculate_parameters,
+    count_parts,
+    load_torch_file,
+    weight_dtype,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +227,7 @@ def _load_sd35(
         ControlNetEmbedder,
         {
             "hidden_size": width,
-            "num_layers": _count(own, "transformer_blocks."),
+            "num_layers": count_parts(own, "transformer_blocks."),
             "main_model_double": width // SD35_HEAD,
             "double_y_emb": double,
             "in_channels": own["pos_embed_input.proj.weight"].shape[1],
@@ -309,7 +314,7 @@ def _load_t2i(
         cin = weights["body.0.in_conv.weight"].shape[1]
         channels = [weights[f"body.{n}.out_conv.weight"].shape[0] for n in range(4)]
         network: Adapter | Adapter_light = Adapter_light(
-            channels=channels, nums_rb=_count(weights, "body.0.body."), cin=cin
+            channels=channels, nums_rb=count_parts(weights, "body.0.body."), cin=cin
         )
     elif "conv_in.weight" in weights and "body.0.block1.weight" in weights:
         network = _full_adapter(weights)
@@ -323,7 +328,7 @@ def _full_adapter(weights: StateDict) -> Adapter:
     """The full form; SDXL's is known by its input of 16x16 pixels a cell."""
     first = weights["conv_in.weight"]
     cin, width = first.shape[1], first.shape[0]
-    blocks = _count(weights, "body.")
+    blocks = count_parts(weights, "body.")
     widths = [weights[f"body.{n}.block1.weight"].shape[0] for n in range(blocks)]
     per_level = blocks // 4
     channels = [widths[level * per_level] for level in range(4)]
@@ -337,11 +342,6 @@ def _full_adapter(weights: StateDict) -> Adapter:
         use_conv=any("down_opt.op.weight" in key for key in weights),
         xl=cin in (256, 768),
     )
-
-
-def _count(weights: StateDict, prefix: str) -> int:
-    """How many numbers follow a prefix."""
-    return len({key[len(prefix) :].split(".")[0] for key in weights if key.startswith(prefix)})
 
 
 Loader = Callable[[StateDict, Options, Mapping[str, str] | None], ControlBase | None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from comfy.ldm.taesd.model import TAESD
 from comfy.ldm.wan.vae import WanVAE
 from comfy.vae.spec import AutoencoderSpec
 from comfy.weights.header_hints import read_hints
+from comfy.weights.state_dict import count_parts
 
 StateDict = Mapping[str, Tensor]
 Metadata = Mapping[str, str] | None
@@ -27,12 +27,6 @@ USUAL_NORM_GROUPS = 32
 HUNYUAN_IMAGE_CHANNELS = 64  # of latents; the keys are alike, the network is another
 TEMPORAL_MARK = "decoder.mid.block_1.mix_factor"
 BASE_RESOLUTION = 1024  # any; only says at which level an attention sits
-
-
-def _count(keys: StateDict, prefix: str) -> int:
-    """How many numbers follow a prefix."""
-    pattern = re.compile(re.escape(prefix) + r"(\d+)\.")
-    return len({found[1] for key in keys if (found := pattern.match(key))})
 
 
 def _norm_groups(metadata: Metadata) -> int:
@@ -43,7 +37,7 @@ def _norm_groups(metadata: Metadata) -> int:
 def kl_config(weights: StateDict, metadata: Metadata = None) -> AutoencoderConfig:
     """Sizes of a KL autoencoder from its weights (of the decoder alone, too)."""
     ch = weights["decoder.norm_out.weight"].shape[0]
-    levels = _count(weights, "decoder.up.")
+    levels = count_parts(weights, "decoder.up.")
     widths = [weights[f"decoder.up.{n}.block.0.conv1.weight"].shape[0] for n in range(levels)]
     z_channels = weights["decoder.conv_in.weight"].shape[1]
     moments = weights.get("encoder.conv_out.weight")
@@ -51,7 +45,7 @@ def kl_config(weights: StateDict, metadata: Metadata = None) -> AutoencoderConfi
     return AutoencoderConfig(
         ch=ch,
         ch_mult=tuple(width // ch for width in widths),
-        num_res_blocks=_count(weights, "decoder.up.0.block.") - 1,
+        num_res_blocks=count_parts(weights, "decoder.up.0.block.") - 1,
         z_channels=z_channels,
         in_channels=weights["encoder.conv_in.weight"].shape[1] if moments is not None else 3,
         out_ch=weights["decoder.conv_out.weight"].shape[0],
@@ -151,13 +145,13 @@ def wan_config(weights: StateDict) -> dict[str, Any]:
     dim, channels = weights["encoder.conv1.weight"].shape[:2]
     has_shortcuts = "encoder.downsamples.0.downsamples.0.residual.2.weight" in weights
     if has_shortcuts:
-        levels = _count(weights, "encoder.downsamples.")
+        levels = count_parts(weights, "encoder.downsamples.")
         roots = [f"encoder.downsamples.{n}.downsamples." for n in range(levels)]
         firsts = [f"{root}0." for root in roots]
-        blocks = _count(weights, roots[-1])
+        blocks = count_parts(weights, roots[-1])
         ends = [f"{root}{blocks}." for root in roots[:-1]]
     else:
-        numbers = range(_count(weights, "encoder.downsamples."))
+        numbers = range(count_parts(weights, "encoder.downsamples."))
         layers = [f"encoder.downsamples.{n}." for n in numbers]
         ends = [layer for layer in layers if f"{layer}resample.1.weight" in weights]
         blocks = layers.index(ends[0])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from comfy.weights.diffusers_transformers import flux_to_diffusers, mmdit_to_diffusers
+from comfy.weights.state_dict import count_parts
 
 HEAD = 64  # channels of a head in every Stable Diffusion 3 network
 FLUX_MARK = "transformer_blocks.0.attn.norm_added_k.weight"
@@ -48,12 +49,12 @@ def convert_diffusers_mmdit(
 
 def _names_for(state_dict: Mapping[str, Tensor]) -> Mapping[str, Any] | None:
     """The library's names of this network."""
-    joint = _count(state_dict, "transformer_blocks.")
+    joint = count_parts(state_dict, "transformer_blocks.")
     if "x_embedder.weight" in state_dict and FLUX_MARK in state_dict:
         return flux_to_diffusers(
             {
                 "depth": joint,
-                "depth_single_blocks": _count(state_dict, "single_transformer_blocks."),
+                "depth_single_blocks": count_parts(state_dict, "single_transformer_blocks."),
                 "hidden_size": state_dict["x_embedder.weight"].shape[0],
             }
         )
@@ -61,8 +62,3 @@ def _names_for(state_dict: Mapping[str, Tensor]) -> Mapping[str, Any] | None:
         depth = state_dict["pos_embed.proj.weight"].shape[0] // HEAD
         return mmdit_to_diffusers({"depth": depth, "num_blocks": joint})
     return None
-
-
-def _count(state_dict: Mapping[str, Tensor], prefix: str) -> int:
-    """How many numbers follow a prefix."""
-    return len({key[len(prefix) :].split(".")[0] for key in state_dict if key.startswith(prefix)})

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -214,6 +214,12 @@ def state_dict_prefix_replace(
 def calculate_parameters(sd: Mapping[str, torch.Tensor], prefix: str = "") -> int:
     """Number of weights under a key prefix."""
     return sum(tensor.nelement() for key, tensor in sd.items() if key.startswith(prefix))
+
+
+def count_parts(keys: Iterable[str], prefix: str) -> int:
+    """How many numbered parts a list of modules has: numbers that follow its prefix in the keys."""
+    numbers = {key[len(prefix) :].split(".")[0] for key in keys if key.startswith(prefix)}
+    return sum(number.isdecimal() for number in numbers)
 
 
 def weight_dtype(sd: Mapping[str, torch.Tensor], prefix: str = "") -> torch.dtype | None:
