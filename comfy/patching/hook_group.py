@@ -171,8 +171,8 @@ def get_patch_weights_from_model(
     if model is None:
         return None
     return {
-        key: ("model_as_lora", (weight,))
-        for key, weight in model.model.state_dict().items()
+        key: ("model_as_lora", patches[0])  # the plain weight, whatever is loaded, and its decoder
+        for key, patches in model.get_key_patches().items()
         if not (discard_model_sampling and key.startswith("model_sampling."))
     }
 

@@ -207,7 +207,9 @@ class HookPatching:
             self.cached_hook_patches.pop(hooks, None)
             self._cached_strengths[hooks] = strengths
         cached = self.cached_hook_patches.get(hooks, {})
-        needs_originals = any(_is_model_difference(p) for ps in patches.values() for p in ps)
+        needs_originals = any(
+            arithmetic.is_model_difference(p) for ps in patches.values() for p in ps
+        )
         originals = self.get_key_patches() if needs_originals else None
         try:
             for key in patches:
@@ -289,11 +291,6 @@ def clone_hook_patches(patches: HookPatches) -> HookPatches:
     return {
         ref: {key: list(items) for key, items in table.items()} for ref, table in patches.items()
     }
-
-
-def _is_model_difference(patch: tuple[Any, ...]) -> bool:
-    value = patch[1]
-    return isinstance(value, tuple) and len(value) == 2 and value[0] == "model_as_lora"
 
 
 def _hooked_weight(

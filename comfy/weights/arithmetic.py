@@ -44,10 +44,13 @@ def calculate_weight(
         weight: Owned by the caller and changed in place where its shape allows; use the result.
         key: State-dict key, for messages and for `original_weights`.
         intermediate_dtype: Type of the arithmetic.
-        original_weights: key -> [(weight, convert)], needed by "model_as_lora" patches.
+        original_weights: key -> [(weight, convert)], what "model_as_lora" patches differ from;
+            without it they differ from `weight` as it is given.
     Returns:
         The patched weight; larger than `weight` when a patch grows it.
     """
+    if original_weights is None and any(is_model_difference(patch) for patch in patches):
+        original_weights = {key: [(weight.clone(), None)]}
     for patch in patches:
         strength_model, offset = patch[2], patch[3]
         part = weight if offset is None else weight.narrow(*offset)
@@ -66,6 +69,17 @@ def calculate_weight(
         elif changed is not part:
             part.copy_(changed)
     return weight
+
+
+def is_model_difference(patch: Sequence[Any]) -> bool:
+    """Whether a patch adds what another model has more than the unpatched weight."""
+    value = patch[1]
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and isinstance(value[0], str)
+        and value[0] == "model_as_lora"
+    )
 
 
 _own = calculate_weight
@@ -96,7 +110,7 @@ def _apply(
     if kind == "set":
         return weight.copy_(content[0])
     if kind == "model_as_lora":
-        change = _model_difference(weight, content, key, dtype, original_weights)
+        change = _model_difference(weight, content, key, dtype, original_weights, offset)
         return weight.add_(function(change * strength))
     for adapter in ADAPTERS:
         if adapter.name == kind:
@@ -155,10 +169,29 @@ def _model_difference(
     key: str,
     dtype: torch.dtype,
     original_weights: Mapping[str, Any] | None,
+    offset: Offset | None,
 ) -> torch.Tensor:
-    """What another model has more than the unpatched weight, in the weight's type."""
+    """What another model has more than the unpatched weight, in the weight's type.
+
+    Args:
+        weight: The running weight, or the slice of it that is changed.
+        content: (other model's weight or that slice of it, optionally what decodes it).
+    """
     if original_weights is None or key not in original_weights:
         raise AdapterError(f"'{key}': the unpatched weight is needed and was not given")
-    target = casting.cast_to_device(content[0], weight.device, dtype)
-    original = casting.cast_to_device(original_weights[key][0][0], weight.device, dtype)
+    decode = content[1] if len(content) > 1 else None
+    sides = []
+    for stored, convert in ((content[0], decode), original_weights[key][0][:2]):
+        side = casting.cast_to_device(stored, weight.device, None if convert else dtype)
+        if convert is not None:
+            side = convert(side.clone(), inplace=True).to(dtype)
+        if offset is not None and side.shape != weight.shape:
+            side = side.narrow(*offset)
+        sides.append(side)
+    target, original = sides
+    if not target.shape == original.shape == weight.shape:
+        raise AdapterError(
+            f"'{key}': another model's weight of {tuple(target.shape)} does not fit weight "
+            f"{tuple(weight.shape)}; it is of another family"
+        )
     return (target - original).to(weight.dtype)

@@ -14,6 +14,7 @@ from comfy.weights.adapters import ADAPTERS, WeightAdapterBase
 from comfy.weights.contents import EXAMPLES, contents_in_words
 from comfy.weights.errors import NoMatchingWeightsError
 from comfy.weights.lora_formats import ENCODER_LAYOUTS, NETWORK_LAYOUTS
+from comfy.weights.lora_formats.respelled import respelled
 from comfy.weights.lora_formats.whole_file import convert_lora
 
 logger = logging.getLogger(__name__)
@@ -64,13 +65,11 @@ def load_lora(
     Returns:
         target -> patch, ready for `ModelPatcher.add_patches`.
     """
-    patches: dict[Any, Any] = {}
     used: set[str] = set()
-    for x, target in to_load.items():
-        found = _adapter(x, lora, used)
-        if found is not None:
-            patches[target] = found
-        patches.update(_plain_patches(x, target, lora, used))
+    patches = _read(lora, to_load, used)
+    others = respelled(unused_keys(lora, used), to_load)
+    for target, patch in _read(lora, others, used).items() if others else ():
+        patches.setdefault(target, patch)
     if log_missing:
         unused = unused_keys(lora, used)
         if unused:
@@ -78,6 +77,19 @@ def load_lora(
                 logger, "%d of %d LoRA tensors fit no weight, such as %s",
                 len(unused), len(lora), ", ".join(unused[:EXAMPLES]),
             )  # fmt: skip
+    return patches
+
+
+def _read(
+    lora: Mapping[str, torch.Tensor], names: Mapping[str, Any], used: set[str]
+) -> dict[Any, Any]:
+    """target -> patch for the names a file has; the keys read are added to `used`."""
+    patches: dict[Any, Any] = {}
+    for x, target in names.items():
+        found = _adapter(x, lora, used)
+        if found is not None:
+            patches[target] = found
+        patches.update(_plain_patches(x, target, lora, used))
     return patches
 
 
@@ -122,6 +134,14 @@ def _plain_patches(
         if key in lora and where is not None:
             used.add(key)
             patches[where] = (kind, (lora[key],))
+    for up, down in (("lora_B", "lora_A"), ("lora_up", "lora_down")):
+        key = f"{x}.{up}.bias"  # of the factor itself, so it is scaled as the product is
+        if key in lora and bias is not None:
+            used.add(key)
+            alpha, factor = lora.get(f"{x}.alpha"), lora.get(f"{x}.{down}.weight")
+            has_scale = alpha is not None and alpha.numel() == 1 and factor is not None
+            scale = alpha.item() / factor.shape[0] if has_scale else 1.0  # type: ignore[union-attr]
+            patches[bias] = ("diff", (lora[key] * scale,))
     return patches
 
 

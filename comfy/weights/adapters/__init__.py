@@ -2,6 +2,7 @@
 
 from comfy.weights.adapters.base import AdapterError, WeightAdapterBase
 from comfy.weights.adapters.glora import GLoRAAdapter
+from comfy.weights.adapters.ia3 import IA3Adapter
 from comfy.weights.adapters.loha import LoHaAdapter
 from comfy.weights.adapters.lokr import LoKrAdapter
 from comfy.weights.adapters.lora import LoRAAdapter
@@ -14,6 +15,7 @@ ADAPTERS: list[type[WeightAdapterBase]] = [
     GLoRAAdapter,
     OFTAdapter,
     BOFTAdapter,
+    IA3Adapter,
 ]
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "AdapterError",
     "BOFTAdapter",
     "GLoRAAdapter",
+    "IA3Adapter",
     "LoHaAdapter",
     "LoKrAdapter",
     "LoRAAdapter",

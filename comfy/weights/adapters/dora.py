@@ -77,3 +77,36 @@ def renormalise(
     if strength != 1.0:
         result = weight + (result - weight) * strength
     return weight.copy_(result)
+
+
+def rescale_rows(
+    weight: torch.Tensor,
+    delta: torch.Tensor,
+    strength: float,
+    magnitude: torch.Tensor,
+    function: DeltaFunction,
+) -> torch.Tensor:
+    """The DoRA weight m * (W + delta) / |W + delta|, norms over all but the first axis, in place.
+
+    This is the form that PEFT trains. A strength other than 1 interpolates as in `renormalise`.
+
+    Args:
+        weight: Changed in place.
+        delta: Already scaled by alpha over rank.
+        strength: Multiplier of the change.
+        magnitude: Length of every row of the result, in the row order of `delta`.
+        function: Reorders rows of delta and magnitudes.
+    Raises:
+        AdapterError: There are more or fewer magnitudes than rows.
+    """
+    if magnitude.numel() != weight.shape[0]:
+        raise AdapterError(
+            f"DoRA magnitudes {tuple(magnitude.shape)} do not fit weight {tuple(weight.shape)}"
+        )
+    column = magnitude.to(delta).reshape(-1, *(1,) * (weight.ndim - 1))
+    changed = weight.to(delta.dtype) + function(delta)
+    length = torch.linalg.vector_norm(changed.flatten(start_dim=1), dim=1).reshape(column.shape)
+    result = changed * (function(column) / (length + torch.finfo(delta.dtype).eps))
+    if strength != 1.0:
+        result = weight + (result - weight) * strength
+    return weight.copy_(result)

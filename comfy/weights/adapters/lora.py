@@ -19,7 +19,7 @@ from comfy.weights.adapters.base import (
     take,
     unchanged,
 )
-from comfy.weights.adapters.dora import add_delta
+from comfy.weights.adapters.dora import add_delta, rescale_rows
 
 SPELLINGS = (
     ("lora_up.weight", "lora_down.weight", "lora_mid.weight"),
@@ -32,11 +32,24 @@ SPELLINGS = (
 )
 """Names of (up, down, core) after the key prefix; all but the second follow a dot."""
 
+MAGNITUDES = (
+    "lora_magnitude_vector", "lora_magnitude_vector.weight", "lora_magnitude_vector.default",
+    "lora_magnitude_vector.default.weight",
+)  # fmt: skip
+"""Names under which PEFT writes the magnitudes of DoRA; they belong to rows of the changed weight.
+"""
+
 
 class LoRAAdapter(WeightAdapterBase):
-    """weights = (up [out, r], down [r, in], alpha, mid or None, dora_scale or None, reshape)."""
+    """weights = (up [out, r], down [r, in], alpha, mid or None, dora_scale or None, reshape).
+
+    Attributes:
+        rows_of_sum: `dora_scale` holds magnitudes [out] of the rows of weight + delta, as PEFT
+            trains them; without it, its shape tells what it is.
+    """
 
     name = "lora"
+    rows_of_sum = False
 
     @classmethod
     def load(
@@ -57,7 +70,12 @@ class LoRAAdapter(WeightAdapterBase):
             mid = take(lora, used, f"{x}.{mid_name}")[0] if mid_name else None
             (shape,) = take(lora, used, f"{x}.reshape_weight")
             grown = tuple(int(n) for n in shape.tolist()) if shape is not None else None
-            return cls(used, (up, down, alpha, mid, dora_scale, grown))
+            magnitude = next((name for m in MAGNITUDES if (name := f"{x}.{m}") in lora), None)
+            if magnitude is not None:
+                (dora_scale,) = take(lora, used, magnitude)
+            found = cls(used, (up, down, alpha, mid, dora_scale, grown))
+            found.rows_of_sum = magnitude is not None
+            return found
         return None
 
     def calculate_shape(self, key: str) -> tuple[int, ...] | None:  # noqa: ARG002
@@ -85,6 +103,8 @@ class LoRAAdapter(WeightAdapterBase):
             weight.flatten(start_dim=1).addmm_(up, down, alpha=strength * scale)
             return weight
         delta = shaped_like(up @ down, weight, key)
+        if self.rows_of_sum and dora_scale is not None:
+            return rescale_rows(weight, delta * scale, strength, dora_scale, function)
         return add_delta(weight, delta, scale, strength, dora_scale, function, intermediate_dtype)
 
     def is_plain_product(self) -> bool:

@@ -27,6 +27,7 @@ from comfy.patching.hooks import (
 )
 from comfy.patching.keyframes import HookKeyframe, HookKeyframeGroup, InterpolationMethod
 from comfy.patching.patcher import ModelPatcher
+from comfy.weights import arithmetic
 from tests.support.accelerator import CPU, Network, assert_untouched, bytes_of, snapshot
 
 TARGET = create_target_dict(EnumWeightTarget.Model)
@@ -309,3 +310,46 @@ def test_loaded_bytes_do_not_count_what_hooks_computed(accelerator: Any) -> None
     patcher.apply_hooks(hooks=group)
     patcher.clone().detach()  # what one view computed goes too, whichever view is taken off
     assert torch.accelerator.memory_allocated(0) == 0
+
+
+@pytest.mark.parametrize("budget", [0, 1, 9000])
+@pytest.mark.parametrize("kind", [ModelPatcher, ModelPatcherDynamic])
+def test_a_patch_can_turn_a_model_into_another(
+    accelerator: Any, kind: type[ModelPatcher], budget: int
+) -> None:
+    device = torch.device(f"{accelerator.NAME}:0")
+    model, other = Network(operations=ops.manual_cast, seed=0), Network(seed=1)
+    before = snapshot(model)
+    patcher = kind(model, device, CPU)
+    patcher.add_patches({"out.bias": (torch.ones(4),)})  # stays beside the difference
+    difference = get_patch_weights_from_model(ModelPatcher(other, CPU, CPU))
+    assert difference is not None
+    assert set(patcher.add_patches(difference)) == set(model.state_dict())
+    patcher.patch_model(device, budget)
+    x, tokens = torch.randn(1, 4, 8, 8), torch.tensor([1])
+    got = model(x.to(device), tokens.to(device)).cpu()
+    want = other(x, tokens) + other.scale * other.table[1]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    patcher.detach()
+    assert_untouched(model, before)
+
+
+def test_the_weights_of_a_model_as_lora_are_those_of_its_file_whatever_is_loaded() -> None:
+    other = Network(seed=1)
+    plain = {key: t.clone() for key, t in other.state_dict().items()}
+    patcher = ModelPatcher(other, CPU, CPU)
+    patcher.add_patches({"out.bias": (torch.ones(4),)})
+    patcher.patch_model(CPU)
+    weights = get_patch_weights_from_model(patcher)
+    assert weights is not None
+    assert all(torch.equal(value[1][0], plain[key]) for key, value in weights.items())
+
+
+def test_part_of_a_weight_can_be_turned_into_anothers() -> None:
+    mine, other = torch.randn(6, 4), torch.randn(6, 4)
+    for content in (other, other[2:5]):  # the whole weight, or the part alone
+        patch = (0.5, ("model_as_lora", (content,)), 1.0, (0, 2, 3), None)
+        made = arithmetic.calculate_weight([patch], mine.clone(), "w")
+        torch.testing.assert_close(made[2:5], (mine[2:5] + other[2:5]) / 2)
+        assert torch.equal(made[:2], mine[:2])
+        assert torch.equal(made[5:], mine[5:])
