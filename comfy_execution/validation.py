@@ -2,7 +2,7 @@
 
 Every node that an output needs is checked once, sources before consumers. An output is valid when
 neither it nor anything it needs has an error. Constants are converted to the declared types in the
-prompt itself.
+prompt itself. However large the prompt is, the event loop serves others meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from comfy_execution import calls
+from comfy_execution import blame, calls
 from comfy_execution import validation_errors as errors
 from comfy_execution.calls import Call
 from comfy_execution.graph_utils import ExecutionBlocker, is_link
@@ -21,6 +21,7 @@ from comfy_execution.inputs import unwrap
 from comfy_execution.literals import check_literal, fits
 from comfy_execution.registry import Registry, SpecTable, installed
 from comfy_execution.spec import InputInfo, NodeSpec
+from comfy_execution.turns import Turns
 from comfy_execution.types import accepts
 
 MOST_CYCLES = 16
@@ -77,10 +78,11 @@ class _Validation:
     _received_types: dict[str, dict[str, Any]] = field(default_factory=dict)
     _checks: dict[str, _CustomCheck | None] = field(default_factory=dict)
     _specs: dict[str, NodeSpec] = field(default_factory=dict)  # by node id
+    _turns: Turns = field(default_factory=Turns)
 
     async def run(self, targets: Sequence[str] | None) -> ValidationResult:
         """Checks everything; see validate_prompt."""
-        malformed = self._find_malformed()
+        malformed = await self._find_malformed()
         if malformed is not None:
             return ValidationResult(False, malformed, [], {})
         wanted = None if targets is None else {str(target) for target in targets}
@@ -91,17 +93,19 @@ class _Validation:
         ]
         if not outputs:
             return ValidationResult(False, errors.no_outputs(), [], {})
-        order, cycles = self._order(outputs)
+        order, cycles = await self._order(outputs)
         for cycle in cycles:
             self._blame_cycle(cycle)
         for node_id in order:
             if self._check_values(node_id) and self._specs[node_id].validator is not None:
                 await self._ask_class(node_id)
-        return self._conclude(outputs, order)
+            if self._turns.due:
+                await self._turns.give()
+        return await self._conclude(outputs, order)
 
     # --- the prompt as a whole ----------------------------------------------------------------
 
-    def _find_malformed(self) -> Error | None:
+    async def _find_malformed(self) -> Error | None:
         """The first error that makes the whole prompt unusable; finds the class of each node."""
         if isinstance(self.prompt.get("nodes"), list) and "links" in self.prompt:
             return errors.not_a_prompt(
@@ -124,23 +128,23 @@ class _Validation:
                 title = meta.get("title", class_type) if isinstance(meta, dict) else class_type
                 return errors.unknown_class(node_id, class_type, title)
             self._specs[node_id] = spec
+            if self._turns.due:
+                await self._turns.give()
         return None
 
-    def _links(self, node_id: str) -> list[str]:
+    async def _links(self, node_id: str) -> list[str]:
         """Nodes that a node is soundly linked to; its unsound links become its errors."""
-        found = self._sound_links.get(node_id)
-        if found is None:
-            found = self._sound_links[node_id] = []
-            try:
-                self._check_links(node_id, found)
-            except Exception as error:  # noqa: BLE001 - foreign code: the class failed to answer
-                self._blame(node_id, errors.exception_raised(error))
+        found = self._sound_links[node_id] = []
+        try:
+            await self._check_links(node_id, found)
+        except Exception as error:  # noqa: BLE001 - foreign code: the class failed to answer
+            self._blame(node_id, errors.exception_raised(error))
         return found
 
     def _blame(self, node_id: str, error: Error) -> None:
         self.own_errors.setdefault(node_id, []).append(error)
 
-    def _order(self, outputs: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    async def _order(self, outputs: Sequence[str]) -> tuple[list[str], list[list[str]]]:
         """Nodes the outputs need, sources first; and the cycles among them."""
         order: list[str] = []
         cycles: list[list[str]] = []
@@ -149,7 +153,7 @@ class _Validation:
         for output in outputs:
             if output in position:
                 continue
-            stack = [(output, iter(self._links(output)))]
+            stack = [(output, iter(await self._links(output)))]
             position[output] = 0
             path = [output]
             while stack:
@@ -163,7 +167,7 @@ class _Validation:
                 elif source not in position:
                     position[source] = len(path)
                     path.append(source)
-                    stack.append((source, iter(self._links(source))))
+                    stack.append((source, iter(await self._links(source))))
                 elif position[source] >= 0:
                     cycle = path[position[source] :] if len(cycles) < MOST_CYCLES else path[-1:]
                     cycles.append(cycle[::-1])
@@ -176,26 +180,19 @@ class _Validation:
             if not any(error["type"] == "dependency_cycle" for error in blamed):
                 blamed.append(errors.dependency_cycle(node_id, cycle, classes))
 
-    def _conclude(self, outputs: Sequence[str], order: Sequence[str]) -> ValidationResult:
-        """Finds out which outputs an error reaches, by one pass from consumers to sources."""
+    async def _conclude(self, outputs: Sequence[str], order: Sequence[str]) -> ValidationResult:
+        """Sorts out which outputs can run, and what the errors of others hold up."""
         if not self.own_errors:
             return ValidationResult(True, None, list(outputs), {})
-        reached: dict[str, int] = dict.fromkeys(order, 0)  # bit set of outputs
-        for index, output in enumerate(outputs):
-            reached[output] |= 1 << index
-        for node_id in reversed(order):
-            for source in self._links(node_id):
-                reached[source] |= reached[node_id]
-        failed = 0
-        for node_id in self.own_errors:
-            failed |= reached[node_id]
-        good = [output for index, output in enumerate(outputs) if not failed >> index & 1]
+        links, at_fault = self._sound_links, self.own_errors
+        good = await blame.sound_outputs(outputs, order, links, at_fault, self._turns)
+        sound = set(good)
+        failing = [output for output in outputs if output not in sound]
+        dependents = await blame.dependent_outputs(failing, order, links, at_fault, self._turns)
         node_errors = {
             node_id: {
                 "errors": found,
-                "dependent_outputs": [
-                    output for i, output in enumerate(outputs) if reached[node_id] >> i & 1
-                ],
+                "dependent_outputs": dependents[node_id],
                 "class_type": self.prompt[node_id]["class_type"],
             }
             for node_id, found in self.own_errors.items()
@@ -207,7 +204,7 @@ class _Validation:
 
     # --- one node -----------------------------------------------------------------------------
 
-    def _check_links(self, node_id: str, sources: list[str]) -> None:
+    async def _check_links(self, node_id: str, sources: list[str]) -> None:
         """Checks the links of a node and collects the nodes behind sound ones."""
         node = self.prompt[node_id]
         spec, inputs = self._specs[node_id], node.get("inputs")
@@ -227,6 +224,8 @@ class _Validation:
                 sources.append(value[0])
             else:
                 self._blame(node_id, error)
+            if self._turns.due:
+                await self._turns.give()
 
     def _link_error(
         self,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
 
+from comfy_execution import blame
 from comfy_execution.registry import NodeRegistry
+from comfy_execution.turns import Turns
 from comfy_execution.types import accepts
 from comfy_execution.validation import ValidationResult, validate_prompt
 from tests.comfy_execution.support import CLASSES, Prompt, make, node, spec_free
@@ -317,3 +320,75 @@ def test_not_a_number_is_no_number(value: Any) -> None:
     assert types_of(check(with_show(make("Real", value=value)), {"Real": real}), "1") == [
         "invalid_input_type"
     ]
+
+
+def test_others_get_their_turn_while_a_large_prompt_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Turns, "due", True)
+    shared = make("Number", value="x")
+    prompt = {"0": shared} | {f"n{i}": make("Show", value=["0", 0]) for i in range(200)}
+    turns = 0
+
+    async def watch() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def both() -> ValidationResult:
+        watcher = asyncio.create_task(watch())
+        result = await validate_prompt("id", prompt, None, NodeRegistry(CLASSES))
+        watcher.cancel()
+        return result
+
+    assert not asyncio.run(both()).valid
+    assert turns > 5 * len(prompt)  # classes, links, values, outputs, dependents
+
+
+def test_ten_thousand_outputs_in_error_are_each_told() -> None:
+    prompt = {f"n{i}": make("Show") for i in range(10_000)} | {"good": make("Show", value=1)}
+    result = check(prompt)
+    assert result.outputs == ["good"]
+    assert len(result.node_errors) == 10_000
+    assert all(found["dependent_outputs"] == [name] for name, found in result.node_errors.items())
+
+
+def test_what_depends_on_thousands_of_nodes_in_error_is_named_within_bounds() -> None:
+    prompt = {"n0": make("Add", a=0, b="x")}
+    prompt |= {f"n{i}": make("Add", a=[f"n{i - 1}", 0], b="x") for i in range(1, 5000)}
+    prompt |= {f"o{i}": make("Show", value=["n4999", 0]) for i in range(5000)}
+    result = check(prompt)
+    named = [found["dependent_outputs"] for found in result.node_errors.values()]
+    assert len(named) == 5000
+    assert named[0][:2] == ["o0", "o1"]
+    assert min(map(len, named)) == 1
+    assert sum(map(len, named)) < 1.1 * blame.MOST_NAMED
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_blame_is_what_walking_from_each_error_gives(seed: int) -> None:
+    chance = random.Random(seed)
+    count = chance.randrange(2, 30)
+    prompt: Prompt = {}
+    for i in range(count):
+        a = [f"n{chance.randrange(i)}", 0] if i and chance.random() < 0.8 else i
+        b = "x" if chance.random() < 0.1 else 1
+        prompt[f"n{i}"] = make("Add", a=a, b=b)
+        if chance.random() < 0.4:
+            prompt[f"o{i}"] = make("Show", value=[f"n{i}", 0])
+    prompt["last"] = make("Show", value=[f"n{count - 1}", 0])
+
+    def needed(name: str) -> set[str]:
+        links = [v[0] for v in prompt[name]["inputs"].values() if isinstance(v, list)]
+        return {name}.union(*map(needed, links))
+
+    outputs = {name: needed(name) for name in prompt if prompt[name]["class_type"] == "Show"}
+    bad = {name for name in prompt if prompt[name]["inputs"].get("b") == "x"}
+    result = check(prompt)
+    assert result.outputs == [name for name, need in outputs.items() if not need & bad]
+    assert {name: found["dependent_outputs"] for name, found in result.node_errors.items()} == {
+        name: [output for output, need in outputs.items() if name in need]
+        for name in bad
+        if any(name in need for need in outputs.values())
+    }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from PIL import Image
@@ -74,9 +76,13 @@ class SaveImage(_Saver):
 
 class PreviewImage(_Saver):
     INPUTS = (("images", ("IMAGE",)),)
+    numbers: ClassVar[Iterator[int]] = itertools.count(10_000)
+
+    def __init__(self) -> None:
+        self.number = next(self.numbers)
 
     def run(self, images: Any) -> dict[str, Any]:
-        return self.save(f"ComfyUI_temp_{id(self) % 100_000:05}", "temp")
+        return self.save(f"ComfyUI_temp_{self.number}", "temp")
 
 
 class SaveImageWebsocket(_Node):
