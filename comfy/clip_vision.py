@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from comfy.devices import placement, precision, residency
 from comfy.ldm.clip.vision import CLIP_KIND, SIGLIP_KIND, CLIPVisionModelProjection
+from comfy.ldm.dino.vision import DINO_KIND, Dinov2Model
 from comfy.ops import manual_cast
 from comfy.patching.patcher import ModelPatcher
 from comfy.weights.contents import contents_in_words
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 SIGLIP_MEAN = SIGLIP_STD = (0.5, 0.5, 0.5)
+DINO_MEAN, DINO_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+DINO_MARK = "embeddings.patch_embeddings.projection.weight"
 FULL_SIZE, FULL_HEADS, CHANNELS_PER_HEAD = 1024, 16, 64
 OPENCLIP_PREFIX = "visual."
 ODD_SIZES = {(729, 14): 384}  # (places, patch) -> size, where patches do not cover the picture
@@ -92,7 +95,8 @@ class ClipVisionModel:
         self.return_all_hidden_states = siglip or config.get("projector_type") is not None
         self.load_device = placement.text_encoder_device()
         self.dtype = precision.text_encoder_dtype(self.load_device)
-        self.model = CLIPVisionModelProjection(config, self.dtype, "meta", manual_cast).eval()
+        kind = Dinov2Model if config.get("model_type") == DINO_KIND else CLIPVisionModelProjection
+        self.model = kind(config, self.dtype, "meta", manual_cast).eval()
         self.patcher: Any = None
 
     def load_sd(self, sd: dict[str, Tensor]) -> None:
@@ -138,6 +142,8 @@ def vision_config(sd: dict[str, Tensor]) -> dict[str, Any]:
     Raises:
         IncompleteWeightsError: The tensors are not those of an image encoder.
     """
+    if DINO_MARK in sd:
+        return dino_config(sd)
     try:
         patch = sd["vision_model.embeddings.patch_embedding.weight"].shape
         places = sd["vision_model.embeddings.position_embedding.weight"].shape[0]
@@ -168,6 +174,32 @@ def vision_config(sd: dict[str, Tensor]) -> dict[str, Any]:
         "hidden_act": activation,
         "projection_dim": None if projection is None else projection.shape[0],
         "projector_type": "llava3" if "multi_modal_projector.linear_1.bias" in sd else None,
+    }
+
+
+def dino_config(sd: dict[str, Tensor]) -> dict[str, Any]:
+    """As `vision_config`, of DINOv2."""
+    try:
+        places = sd["embeddings.position_embeddings"].shape[1]
+        gated = "encoder.layer.0.mlp.weights_out.weight" in sd
+        last = "weights_out" if gated else "fc2"
+        inner = sd[f"encoder.layer.0.mlp.{last}.weight"].shape[1]
+    except KeyError as error:
+        raise IncompleteWeightsError(f"the image encoder (DINOv2) lacks {error}") from error
+    width, channels, patch = sd[DINO_MARK].shape[:3]
+    layers = {m[1] for key in sd if (m := re.match(r"encoder\.layer\.(\d+)\.", key))}
+    return {
+        "model_type": DINO_KIND,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": max(1, width // CHANNELS_PER_HEAD),
+        "num_channels": channels,
+        "patch_size": patch,
+        "image_size": round((places - 1) ** 0.5) * patch,
+        "use_swiglu_ffn": gated,
+        "image_mean": DINO_MEAN,
+        "image_std": DINO_STD,
     }
 
 
@@ -241,5 +273,5 @@ def load(ckpt_path: str) -> ClipVisionModel:
         return load_clipvision_from_sd(sd)
     except IncompleteWeightsError as error:
         raise WeightFileError(
-            ckpt_path, str(error), "choose the image encoder of a CLIP or SigLIP model"
+            ckpt_path, str(error), "choose the image encoder of a CLIP, SigLIP or DINOv2 model"
         ) from error

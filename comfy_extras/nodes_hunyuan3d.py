@@ -8,6 +8,7 @@ import torch
 
 from comfy.devices import placement
 from comfy_api.latest import io
+from comfy_api.latest._util.geometry_types import VOXEL
 from comfy_extras.declarations import pair_outputs
 from comfy_extras.extension import entrypoint_of
 from comfy_extras.shapes.nodes import SaveGLB, VoxelToMesh, VoxelToMeshBasic
@@ -102,10 +103,52 @@ class Hunyuan3Dv2ConditioningMultiView(io.ComfyNode):
     encode = execute
 
 
+class VAEDecodeHunyuan3D(io.ComfyNode):
+    """Evaluates a decoded latent on a grid: above one half lies the inside of the shape."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="VAEDecodeHunyuan3D",
+            category="latent/3d",
+            inputs=[
+                io.Latent.Input("samples"),
+                io.Vae.Input("vae"),
+                io.Int.Input(
+                    "num_chunks",
+                    default=8000,
+                    min=1000,
+                    max=500000,
+                    tooltip="Grid points evaluated at a time.",
+                ),
+                io.Int.Input(
+                    "octree_resolution",
+                    default=256,
+                    min=16,
+                    max=512,
+                    tooltip="Cells along each side of the grid.",
+                ),
+            ],
+            outputs=[io.Voxel.Output()],
+        )
+
+    @classmethod
+    def execute(
+        cls, samples: dict[str, Any], vae: Any, num_chunks: int, octree_resolution: int
+    ) -> io.NodeOutput:
+        options = {"num_chunks": num_chunks, "octree_resolution": octree_resolution}
+        if getattr(vae.first_stage_model, "makes_shapes", False):
+            return io.NodeOutput(VOXEL(vae.decode(samples["samples"], vae_options=options)))
+        raise ValueError("this VAE makes pictures, not shapes; connect that of a Hunyuan3D 2 model")
+
+    decode = execute
+
+
 comfy_entrypoint = entrypoint_of(
     EmptyLatentHunyuan3Dv2,
     Hunyuan3Dv2Conditioning,
     Hunyuan3Dv2ConditioningMultiView,
+    VAEDecodeHunyuan3D,
     VoxelToMeshBasic,
     VoxelToMesh,
     SaveGLB,

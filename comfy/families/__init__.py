@@ -6,7 +6,18 @@ channels. Custom nodes append rows in place.
 
 from __future__ import annotations
 
-from comfy.families import chroma, flux, qwen_image, sd3, sd15, sd20, sd_pictures, sdxl, wan
+from comfy.families import (
+    chroma,
+    flux,
+    hunyuan3d,
+    qwen_image,
+    sd3,
+    sd15,
+    sd20,
+    sd_pictures,
+    sdxl,
+    wan,
+)
 from comfy.families.family import ModelFamily
 
 MODEL_FAMILIES: list[type[ModelFamily]] = [
@@ -40,5 +51,7 @@ MODEL_FAMILIES: list[type[ModelFamily]] = [
     wan.WAN21_Vace,
     wan.WAN21_Camera,
     wan.WAN22_Camera,
+    hunyuan3d.Hunyuan3Dv2mini,
+    hunyuan3d.Hunyuan3Dv2,
     qwen_image.QwenImage,
 ]

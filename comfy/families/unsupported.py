@@ -46,7 +46,6 @@ NETWORKS: Marks = (
     (("head.modulation", "audio_proj.audio_proj_glob_1.layer.bias"), "HuMo, of the Wan family"),
     (("head.modulation", "face_adapter.fuser_blocks.0.k_norm.weight"), "Wan 2.2 Animate"),
     (("head.modulation",), "Wan, of a kind with other inputs"),
-    (("latent_in.weight",), "Hunyuan3D 2"),
     (("t_embedder.mlp.2.weight",), "Hunyuan3D 2.1"),
     (("caption_projection.0.linear.weight",), "HiDream"),
     (("blocks.0.mlp.layer1.weight",), "Cosmos Predict 2"),

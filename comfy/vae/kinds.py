@@ -15,6 +15,7 @@ from comfy.ldm.autoencoder.kl import AutoencoderKL
 from comfy.ldm.autoencoder.layers import AutoencoderConfig
 from comfy.ldm.autoencoder.pixels import PixelspaceConversionVAE
 from comfy.ldm.autoencoder.temporal import TemporalAutoencoder
+from comfy.ldm.hunyuan3d.vae import MOST_BYTES, GeoSizes, ShapeVAE
 from comfy.ldm.taesd.model import TAESD
 from comfy.ldm.wan.vae import WanVAE
 from comfy.vae.spec import AutoencoderSpec
@@ -211,6 +212,59 @@ def wan_memory(shape: Sequence[int], dtype: torch.dtype, width: int, cell: int, 
     return float(pixels * (layers + frames * 3 * 2 * dtype.itemsize))
 
 
+SHAPE_MARK = "geo_decoder.cross_attn_decoder.ln_1.bias"
+SHAPE_CHANNELS = 4  # what packages read; tokens have more
+SHAPE_HEAD = 64  # channels of a head where no norm tells
+SHAPE_GRID_BYTES = 3 * 4 * 257**3  # field, its copy with other axes and in 0..1, of a usual grid
+
+
+def detect_shape(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
+    """The ShapeVAE of Hunyuan3D 2 (also 2.1 and turbo), which makes fields of tokens."""
+    del metadata
+    if SHAPE_MARK not in weights:
+        return None
+    geo, block = "geo_decoder.cross_attn_decoder.", "transformer.resblocks.0."
+    width, channels = weights["post_kl.weight"].shape
+    geo_width, waves = weights["geo_decoder.query_proj.weight"].shape
+    head_norm = weights.get(f"{block}attn.attention.q_norm.weight")
+    head = SHAPE_HEAD if head_norm is None else head_norm.shape[0]
+    sizes = GeoSizes(
+        geo_width,
+        geo_width // head,
+        weights[f"{geo}mlp.c_fc.weight"].shape[0],
+        (waves // 3 - 1) // 2,
+        "geo_decoder.ln_post.weight" in weights,
+    )
+    build = functools.partial(
+        ShapeVAE,
+        channels,
+        width,
+        width // head,
+        weights[f"{block}mlp.c_fc.weight"].shape[0],
+        count_parts(weights, "transformer.resblocks."),
+        f"{block}attn.c_qkv.bias" in weights,
+        sizes,
+    )
+    memory = functools.partial(shape_memory, width=width)
+    return AutoencoderSpec(
+        name="ShapeVAE",
+        build=build,
+        memory_encode=picture_memory,
+        memory_decode=memory,
+        latent_channels=SHAPE_CHANNELS,
+        decoded_channels=channels,
+        has_tiles=False,
+        latent_dim=1,
+        working_dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    )
+
+
+def shape_memory(shape: Sequence[int], dtype: torch.dtype, width: int) -> float:
+    """Bytes for tokens ``[B, C, L]``: a layer over them, one over points, and the grid."""
+    tokens = shape[0] * shape[2] * width * 12 * dtype.itemsize
+    return float(tokens + 3 * MOST_BYTES + shape[0] * SHAPE_GRID_BYTES)
+
+
 def picture_memory(shape: Sequence[int], dtype: torch.dtype) -> float:
     """Bytes of one copy of a batch."""
     return float(math.prod(shape) * dtype.itemsize)
@@ -225,6 +279,7 @@ AUTOENCODERS: dict[str, Detector] = {
     "kl": detect_kl,
     "temporal": detect_temporal,
     "wan": detect_wan,
+    "shape": detect_shape,
 }
 
 

@@ -35,6 +35,8 @@ class AutoencoderSpec:
         name: For messages.
         build: Makes the network, given ``dtype`` and ``device``.
         latent_channels, latent_dim: Channels of a latent and its spatial (and time) axes.
+        decoded_channels: Channels that a latent to decode must have, where `latent_channels`, which
+            packages read, tells another number; 0: the same.
         downscale_ratio, upscale_ratio: Pixels per latent cell.
         memory_encode, memory_decode: Bytes that a batch of a given shape takes, ``(shape, dtype)``.
         working_dtypes: Types it computes well in, best first.
@@ -43,6 +45,7 @@ class AutoencoderSpec:
         downscale_index_formula, upscale_index_formula: Where a tile begins, when that is not the
             ratio's doing.
         not_video: Whether a batch of pictures is a batch also where the latent has a time axis.
+        has_tiles: Whether latents may be cut into tiles.
         crop_input: Whether pictures are cut to a multiple of the ratio.
         pad_channel_value: What missing channels are filled with; None: they may not be missing.
         default_weights: Values of parameters a file may lack (see `comfy.weights.fill`).
@@ -54,6 +57,7 @@ class AutoencoderSpec:
     memory_decode: Callable[[Sequence[int], torch.dtype], float]
     latent_channels: int = 4
     latent_dim: int = 2
+    decoded_channels: int = 0
     output_channels: int = 3
     downscale_ratio: Ratio = 8
     upscale_ratio: Ratio = 8
@@ -63,6 +67,7 @@ class AutoencoderSpec:
     downscale_index_formula: tuple[Any, ...] | None = None
     upscale_index_formula: tuple[Any, ...] | None = None
     not_video: bool = False
+    has_tiles: bool = True
     crop_input: bool = True
     pad_channel_value: float | str | None = None
     extra_1d_channel: int | None = None

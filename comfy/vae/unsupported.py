@@ -25,7 +25,6 @@ AUTOENCODERS: Marks = (
     (("decoder.conv_in.conv.weight", "post_quant_conv.weight"), "HunyuanVideo"),
     (("decoder.conv_in.conv.weight",), "HunyuanVideo 1.5"),
     (("decoder.unpatcher3d.wavelets",), "Cosmos 1"),
-    (("geo_decoder.cross_attn_decoder.ln_1.bias",), "Hunyuan3D 2"),
     (("vocoder.backbone.channel_layers.0.0.bias",), "ACE-Step"),
     (("vocoder.activation_post.downsample.lowpass.filter",), "MMAudio"),
     (("decoder.22.bias",), "TAEHV, small autoencoder of videos"),

@@ -175,10 +175,11 @@ class VAE(TiledCoding):
             batch = self._batch_size(self.memory_used_decode, samples_in[:1].shape)
             return _in_batches(samples_in, batch, lambda part: self.process_output(run(part)))
 
-        pixels = residency.run_or_make_room(
-            self.patcher, whole, lambda: self._decode_in_default_tiles(samples_in)
-        )
-        return pixels.movedim(1, -1)
+        def tiles() -> Tensor:
+            return self._decode_in_default_tiles(samples_in)
+
+        smaller = tiles if self.spec.has_tiles else None
+        return residency.run_or_make_room(self.patcher, whole, smaller).movedim(1, -1)
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """Latents of pictures; in tiles when memory runs out."""
@@ -208,6 +209,11 @@ class VAE(TiledCoding):
     ) -> Tensor:
         """Pictures of latents, tile by tile; sizes in latent cells."""
         self.throw_exception_if_invalid()
+        if not self.spec.has_tiles:
+            raise ValueError(
+                f"the latents of {self.spec.name} are sets and cannot be cut into tiles; decode "
+                "them whole, shapes with VAEDecodeHunyuan3D"
+            )
         samples = self._latent_without_time(samples)
         self._check_channels(samples)
         self._load(self.memory_used_decode(samples.shape, self.vae_dtype))
@@ -274,15 +280,16 @@ class VAE(TiledCoding):
         return samples[:, :, 0] if self.latent_dim == 2 and samples.ndim == 5 else samples
 
     def _check_channels(self, samples: Tensor) -> None:
+        wanted = self.spec.decoded_channels or self.latent_channels
         if samples.ndim < 3:
             raise ValueError(
-                f"expected a latent [batch, {self.latent_channels}, ...], found a tensor of "
+                f"expected a latent [batch, {wanted}, ...], found a tensor of "
                 f"{samples.ndim} axes, shape {tuple(samples.shape)}: it is no latent"
             )
-        if samples.shape[1] != self.latent_channels:
+        if samples.shape[1] != wanted:
             raise ValueError(
                 f"the latent has {samples.shape[1]} channels, this VAE decodes "
-                f"{self.latent_channels}: it belongs to another model"
+                f"{wanted}: it belongs to another model"
             )
 
     def _pixels_in(self, pixels: Tensor) -> Tensor:

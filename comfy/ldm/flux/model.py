@@ -92,6 +92,8 @@ class Flux(nn.Module):
 
     reads_patches = frozenset({"post_input", "dit", patches.OUTPUT})  # by blocks and network
 
+    max_period: float = 10000  # of the waves of time and guidance
+
     def __init__(
         self,
         image_model: str | None = None,
@@ -335,9 +337,11 @@ class Flux(nn.Module):
         self, times: Tensor, guidance: Tensor | None, y: Tensor | None, like: Tensor
     ) -> Tensor:
         """What modulates all blocks: time, guidance and pooled text, ``[B, D]``."""
-        vec = self.time_in(timestep_embedding(times, TIME_WAVES).to(like.dtype))
+        period = self.max_period
+        vec = self.time_in(timestep_embedding(times, TIME_WAVES, period).to(like.dtype))
         if self.params.guidance_embed and guidance is not None:
-            vec = vec + self.guidance_in(timestep_embedding(guidance, TIME_WAVES).to(like.dtype))
+            waves = timestep_embedding(guidance, TIME_WAVES, period)
+            vec = vec + self.guidance_in(waves.to(like.dtype))
         width = self.params.vec_in_dim
         if self.vector_in is not None and width is not None:
             if y is None:

@@ -11,7 +11,19 @@ import torch
 from torch import Tensor
 
 from comfy import conds
-from comfy.families import detection, flux, qwen_image, sd3, sd15, sd20, sd_pictures, sdxl, wan
+from comfy.families import (
+    chroma,
+    detection,
+    flux,
+    hunyuan3d,
+    qwen_image,
+    sd3,
+    sd15,
+    sd20,
+    sd_pictures,
+    sdxl,
+    wan,
+)
 from comfy.families.base import BaseModel
 from comfy.families.family import ModelFamily
 from comfy.families.model_type import ModelType
@@ -55,6 +67,16 @@ FLUX = {
     "patch_size": 2,
     "qkv_bias": True,
     "guidance_embed": True,
+}
+CHROMA = {**{k: v for k, v in FLUX.items() if k != "guidance_embed"}, "in_channels": 64}
+CHROMA |= {"out_channels": 64, "out_dim": 32, "hidden_dim": 16, "n_layers": 1}
+HUNYUAN3D = {
+    "in_channels": 64,
+    "context_in_dim": 16,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "depth": 1,
+    "depth_single_blocks": 1,
 }
 
 WAN = {
@@ -126,6 +148,8 @@ CASES = {
     "flux_fill_nomask": (flux.FluxInpaint, {**FLUX, "in_channels": 96}),
     "flux_control": (flux.Flux, {**FLUX, "in_channels": 32}),
     "wan_t2v": (wan.WAN21_T2V, WAN),
+    "hunyuan3d2": (hunyuan3d.Hunyuan3Dv2, HUNYUAN3D),
+    "chroma": (chroma.Chroma, CHROMA),
     "qwen_image": (qwen_image.QwenImage, QWEN),
     "z_image": (qwen_image.ZImage, Z_IMAGE),
     "wan_i2v_noimage": (wan.WAN21_I2V, {**WAN, "model_type": "i2v", "in_dim": 36}),
