@@ -56,6 +56,7 @@ def executor_options(args: argparse.Namespace, server: PromptServer) -> Executor
     """Cache policy and hooks of the executor."""
     import torch
 
+    from comfy.devices.memory import get_free_memory
     from comfy.devices.prompt_models import PROMPT_MODELS
     from comfy.devices.report import free_after_oom
     from comfy_execution.caching import CacheType, make_cache
@@ -82,7 +83,12 @@ def executor_options(args: argparse.Namespace, server: PromptServer) -> Executor
                 PROMPT_MODELS.add(value)
 
     return ExecutorOptions(
-        cache=make_cache(kind, lru_size=args.cache_lru, ram_headroom_bytes=headroom),
+        cache=make_cache(
+            kind,
+            lru_size=args.cache_lru,
+            ram_headroom_bytes=headroom,
+            free_bytes=lambda: get_free_memory(torch.device("cpu")),
+        ),
         run_context=run_context,
         oom_hook=free_after_oom,
         ui_is_valid=files_exist,

@@ -12,7 +12,7 @@ import psutil
 import torch
 from torch import nn
 
-from comfy.devices import accelerators
+from comfy.devices import accelerators, container
 from comfy.devices.heap import HEAP
 from comfy.devices.runtime import get_runtime, primary_device
 
@@ -93,8 +93,23 @@ def total_vram_mib() -> float:
 
 
 def total_ram_mib() -> float:
-    """Memory of the machine, in MiB."""
-    return psutil.virtual_memory().total / MIB
+    """Main memory that this process may use, in MiB."""
+    return total_ram() / MIB
+
+
+def total_ram() -> int:
+    """Bytes of main memory that this process may use: the machine's, or its container's limit."""
+    machine = int(psutil.virtual_memory().total)
+    limit = container.CONTAINER.ram_limit()
+    return machine if limit is None else min(machine, limit)
+
+
+def swap_memory() -> tuple[int, int]:
+    """(total, free) bytes of swap that this process may use."""
+    swap, left = psutil.swap_memory(), container.CONTAINER.swap_left()
+    return (swap.total, swap.free) if left is None else (
+        min(swap.total, left), min(swap.free, left)
+    )  # fmt: skip
 
 
 def dtype_size(dtype: torch.dtype) -> int:
@@ -136,7 +151,7 @@ def get_total_memory(
     """
     device = _device(dev)
     if device.type in UNIFIED_KINDS:
-        total = torch_total = psutil.virtual_memory().total
+        total = torch_total = total_ram()
     else:
         total = _device_free_total(device)[1]
         torch_total = _allocator_stat(device, "reserved_bytes.all.current")
@@ -200,7 +215,7 @@ def require_room(
     if wanted > free and HEAP.give_back():
         free = get_free_memory(place)
     if place.type in UNIFIED_KINDS:
-        free += psutil.swap_memory().free
+        free += swap_memory()[1]
     if wanted > free:
         raise NotEnoughMemory(
             f"{name} of shape {tuple(shape)} would take {in_gib(wanted)}"
@@ -222,7 +237,7 @@ def require_capacity(needed: float, name: str, device: torch.device) -> None:
     """
     if device.type not in UNIFIED_KINDS:
         return
-    whole = get_total_memory(device) + psutil.swap_memory().total
+    whole = get_total_memory(device) + swap_memory()[0]
     if needed > whole:
         raise NotEnoughMemory(
             f"{name} needs about {in_gib(needed)}, and this machine has {in_gib(whole)}; lower "
@@ -250,6 +265,12 @@ def recent_free_memory(device: torch.device) -> int:
 
 
 def _available_ram() -> int:
+    """Bytes that this process can still get without swapping, in its container if it has one."""
+    machine, left = _machines_available_ram(), container.CONTAINER.ram_left()
+    return machine if left is None else min(machine, left)
+
+
+def _machines_available_ram() -> int:
     """Bytes that programs can still get without swapping.
 
     On Linux reading the one figure takes a sixth of psutil's time.

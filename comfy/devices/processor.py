@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+import os
 import time
 
 import torch
+
+from comfy.devices import container
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +47,20 @@ def multiplies_bf16() -> bool:
     """Whether bfloat16 products are worth their rounding: an instruction for them, and speed."""
     able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return any(able.get(name) for name in BF16_INSTRUCTIONS) and bf16_speed() >= WORTHWHILE
+
+
+def heed_cpu_limit() -> None:
+    """Have torch compute with no more threads than the container has processors' worth of time.
+
+    Threads beyond that are stopped in the middle of a product that the others then wait for.
+    """
+    limit = container.CONTAINER.cpu_limit()
+    threads = None if limit is None else max(1, math.ceil(limit))
+    if threads is None or "OMP_NUM_THREADS" in os.environ or threads >= torch.get_num_threads():
+        return
+    torch.set_num_threads(threads)
+    logger.info("this container has %.1f processors: networks compute with %d threads",
+                limit, threads)  # fmt: skip
 
 
 def log_choices(tune: bool, bf16_if_fast: bool, bf16_forced: bool) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from comfy.devices import reproducible
+from comfy.devices import processor, reproducible
 from comfy.devices.accelerators import accelerator_row, find_accelerator, with_index
 from comfy.devices.policies import CPUState, MemoryPolicy, PrecisionPolicy, VRAMState
 
@@ -51,6 +51,7 @@ def build_runtime(
     memory = memory or MemoryPolicy()
     precision = precision or PrecisionPolicy()
     reproducible.ask_for_equal_products()
+    processor.heed_cpu_limit()
     device = _choose_device(memory)
     if device.type == "cpu":
         state = VRAMState.DISABLED
