@@ -78,8 +78,8 @@ class ControlNet(ControlBase):
             return earlier
         dtype = self.manual_cast_dtype or self.control_model.dtype
         hint = self._hint_for(x_noisy, dtype)
-        if hint.shape[0] != x_noisy.shape[0]:
-            hint = broadcast_image_to(hint, x_noisy.shape[0], batched_number)
+        # Also where there are as many hints as items: these may be several conditionings.
+        hint = broadcast_image_to(hint, x_noisy.shape[0], batched_number)
         context = cond.get("crossattn_controlnet", cond["c_crossattn"])
         extra = dict(self.extra_args)
         for name in self.extra_conds:
@@ -291,27 +291,36 @@ class T2IAdapter(ControlBase):
         earlier = self.earlier_control(x_noisy, t, cond, batched_number, transformer_options)
         if self.is_idle(t):
             return earlier
+        fresh: Control = {}
+        for part, features in self._features(x_noisy, x_noisy.shape[0] // batched_number).items():
+            fresh[part] = [
+                None if f is None else broadcast_image_to(f, x_noisy.shape[0], batched_number)
+                for f in features
+            ]
+        return self.control_merge(fresh, earlier, x_noisy.dtype)
+
+    def _features(self, x_noisy: Tensor, batch: int) -> Control:
+        """Features of the hints of the first `batch` pictures; kept as long as sizes stay."""
         width, height = self.scale_image_to(
             x_noisy.shape[3] * self.compression_ratio, x_noisy.shape[2] * self.compression_ratio
         )
-        if self.cond_hint is None or self.cond_hint.shape[-2:] != (height, width):
-            if self.cond_hint_original is None:
-                raise ValueError("this T2I adapter was given no hint; call set_cond_hint first")
-            hint = resize.common_upscale(
-                self.cond_hint_original, width, height, self.upscale_algorithm, "center"
-            )
+        if self.cond_hint_original is None:
+            raise ValueError("this T2I adapter was given no hint; call set_cond_hint first")
+        original = self.cond_hint_original[:batch]
+        wanted = (original.shape[0], height, width)
+        known = self.cond_hint
+        if known is None or (known.shape[0], *known.shape[-2:]) != wanted:
+            hint = resize.common_upscale(original, width, height, self.upscale_algorithm, "center")
             self.cond_hint = hint.float().to(self.device)
             if self.channels_in == 1 and self.cond_hint.shape[1] > 1:
                 self.cond_hint = self.cond_hint.mean(1, keepdim=True)
             self.control_input = None
-        if x_noisy.shape[0] != self.cond_hint.shape[0]:
-            self.cond_hint = broadcast_image_to(self.cond_hint, x_noisy.shape[0], batched_number)
         if self.control_input is None:
+            assert self.cond_hint is not None
             self.t2i_model.to(device=self.device, dtype=x_noisy.dtype)
             self.control_input = self.t2i_model(self.cond_hint.to(x_noisy.dtype))
             self.t2i_model.cpu()
-        fresh = {part: list(features) for part, features in self.control_input.items()}
-        return self.control_merge(fresh, earlier, x_noisy.dtype)
+        return self.control_input
 
     def copy(self) -> T2IAdapter:
         """See ControlBase."""
