@@ -145,6 +145,13 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
         help="Largest accepted request body in MiB (default 100).",
     )
     add(
+        "--max-prompt-nodes",
+        type=int,
+        default=50_000,
+        metavar="N",
+        help="Most nodes that a prompt may have (default 50000; 0: no bound).",
+    )
+    add(
         "--comfy-api-base",
         default="https://api.comfy.org",
         metavar="URL",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from comfy_execution.items import ItemTexts
+from comfy_execution.items import ItemTexts, item_json
 from comfy_execution.jobs import job_from_history
 from comfy_execution.wire import dump_json
 
@@ -132,6 +132,11 @@ class HistoryStore(Mapping[str, dict[str, Any]]):
         stored = self._entries.get(prompt_id)
         return stored.fingerprint if stored is not None else None
 
+    def size_bytes(self, prompt_id: str) -> int:
+        """Of the compressed entry; 0 for an unknown id."""
+        stored = self._entries.get(prompt_id)
+        return stored.size_bytes if stored is not None else 0
+
     def jobs(self) -> list[dict[str, Any]]:
         """Job records of all entries, oldest first; treat as read-only."""
         return [stored.job for stored in self._entries.values()]
@@ -245,11 +250,9 @@ class RemovedPrompts:
 def _entry_text(entry: dict[str, Any], texts: ItemTexts | None) -> str:
     if texts is None:
         return dump_json(entry)
-    number, prompt_id, _, _, *others = entry["prompt"]
-    number, prompt_id, *others = map(dump_json, (number, prompt_id, *others))
-    item = ",".join([number, prompt_id, texts.prompt, texts.extra_data, *others])
+    item = item_json(entry["prompt"], texts)
     rest = dump_json({key: value for key, value in entry.items() if key != "prompt"})
-    return f'{{"prompt":[{item}],{rest[1:]}'
+    return f'{{"prompt":{item},{rest[1:]}'
 
 
 def _unpack(blob: bytes) -> dict[str, Any]:

@@ -144,6 +144,13 @@ def public_item(item: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(item[:5])
 
 
+def item_json(item: Sequence[Any], texts: ItemTexts) -> str:
+    """JSON of an item as queue and history show it, its large parts as they were accepted."""
+    number, prompt_id, _, _, *others = public_item(item)
+    parts = [dump_json(number), dump_json(prompt_id), *texts, *map(dump_json, others)]
+    return f"[{','.join(parts)}]"
+
+
 def texts_and_fingerprint(item: QueueItem) -> tuple[ItemTexts, str]:
     """The JSON of an item's parts, and the digest of what makes two posted bodies the same job."""
     extra = {key: value for key, value in item[3].items() if key != "create_time"}

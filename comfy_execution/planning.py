@@ -12,6 +12,7 @@ from comfy_execution.graph import DynamicPrompt, linked_nodes, needed_nodes
 from comfy_execution.privacy import Privacy
 from comfy_execution.registry import Registry, SpecTable
 from comfy_execution.signatures import Signatures
+from comfy_execution.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,16 @@ async def plan_prompt(
     graph, specs = DynamicPrompt(prompt), SpecTable(registry)
     needed = needed_nodes(graph, outputs)
     changed: dict[str, Any] = {}
+    turns = Turns()
     for node_id in needed:
         await note_change(node_id, graph, specs, dict(extra_data or {}), changed)
+        if turns.due:
+            await turns.give()
     signatures = Signatures(graph, specs, changed, privacy)
+    for node_id in reversed(needed):  # sources first, or one would sign all the others at once
+        signatures.get(node_id)
+        if turns.due:
+            await turns.give()
     cached = [node_id for node_id in needed if cache.has(signatures.get(node_id))]
     known, would_run = set(cached), []
     reached, stack = set(outputs), list(outputs)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from comfy_execution import events, items
 from comfy_execution.admission import Admission, Outcome
-from comfy_execution.history import HistoryStore
+from comfy_execution.history import MOST_REMOVED, HistoryStore
 from comfy_execution.items import (
     CancelOutcome,
     Interrupt,
@@ -29,6 +29,7 @@ from comfy_execution.items import (
 )
 from comfy_execution.pending import Pending, PendingPrompts
 from comfy_execution.queue_order import QueueOrder
+from comfy_execution.queue_view import QueueView
 
 if TYPE_CHECKING:
     from comfy_execution.journal import Journal
@@ -36,12 +37,8 @@ if TYPE_CHECKING:
 MAXIMUM_HISTORY_SIZE = 10000
 
 
-class PromptQueue(QueueOrder):
-    """Pending, running and finished prompts.
-
-    Attributes:
-        currently_running: Item key -> queue item, for node packages that look at what runs.
-    """
+class PromptQueue(QueueView, QueueOrder):
+    """Pending, running and finished prompts."""
 
     ExecutionStatus = items.ExecutionStatus
 
@@ -227,26 +224,6 @@ class PromptQueue(QueueOrder):
         with self.mutex:
             self.not_empty.notify_all()
 
-    def get_current_queue(self) -> tuple[list[QueueItem], list[QueueItem]]:
-        """Running and pending items, pending in the order they will run. Treat as read-only."""
-        with self.mutex:
-            return list(self.currently_running.values()), [entry.item for entry in self._pending]
-
-    def get_tasks_remaining(self) -> int:
-        """Number of prompts that wait or run."""
-        with self.mutex:
-            return len(self._pending) + len(self.currently_running)
-
-    def is_running(self, prompt_id: str) -> bool:
-        """Whether this prompt is the running one, or one of them."""
-        with self.mutex:
-            return any(item[1] == prompt_id for item in self.currently_running.values())
-
-    @property
-    def queue(self) -> list[QueueItem]:
-        """Pending items in order; a copy."""
-        return self.get_current_queue()[1]
-
     def wipe_queue(self) -> None:
         """Drops every pending prompt."""
         self._drop(lambda: self._pending)
@@ -326,7 +303,7 @@ class PromptQueue(QueueOrder):
         dropped = list(entries)
         if not dropped:
             return []
-        for entry in dropped:
+        for entry in dropped[-MOST_REMOVED:]:
             status = items.cancelled_status(entry.prompt_id)
             cancelled = history_entry(public_item(entry.item), {"meta": {}}, status)
             self._history.add_removed(cancelled, entry.texts)
@@ -342,43 +319,6 @@ class PromptQueue(QueueOrder):
             for prompt_id in prompt_ids:
                 self._fingerprints.pop(prompt_id, None)
         self._announce_finished(*prompt_ids)
-
-    @property
-    def history(self) -> HistoryStore:
-        """Finished prompts by id, oldest first."""
-        return self._history
-
-    def get_history(
-        self,
-        prompt_id: str | None = None,
-        max_items: int | None = None,
-        offset: int = -1,
-        map_function: Callable[[dict[str, Any]], Any] | None = None,
-    ) -> dict[str, Any]:
-        """History entries by prompt id, oldest first.
-
-        Args:
-            prompt_id: Only this one; the answer is empty if there is none.
-            max_items: At most so many: the newest ones, or those from ``offset`` on.
-            offset: Counted from the oldest; negative means "the newest".
-            map_function: Applied to each entry.
-        """
-        with self.mutex:
-            names = [prompt_id] if prompt_id else self._history.page(max_items, offset)
-        entries = self._history.read(names)
-        return {name: map_function(e) for name, e in entries.items()} if map_function else entries
-
-    def wipe_history(self) -> None:
-        """Forgets every finished prompt."""
-        with self.mutex:
-            self._history.clear()
-        self._history.erase(None)
-
-    def delete_history_item(self, id_to_delete: str) -> None:
-        """Forgets one finished prompt; an unknown id is ignored."""
-        with self.mutex:
-            self._history.delete(id_to_delete)
-        self._history.erase([id_to_delete])
 
     def add_interrupt_listener(self, listener: Callable[[str], None]) -> None:
         """Calls listener(prompt_id) after a running prompt was told to stop."""

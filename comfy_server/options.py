@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 DEFAULT_MAX_UPLOAD_BYTES = 100 * 1024 * 1024
+DEFAULT_MAX_PROMPT_NODES = 50_000
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class ServerOptions:
             same-origin gate.
         allowed_hosts: Host names, beside loopback ones, that a loopback-only server answers to.
         max_upload_bytes: Largest request body.
+        max_prompt_nodes: Nodes that a prompt may have; 0 bounds nobody.
         confine_page: Send a Content-Security-Policy that keeps the page from other hosts.
         frontend_root: Static folder of the editor; None serves no page.
         extension_root: Our own browser extension, served as `/extensions/latentloom`.
@@ -38,6 +40,7 @@ class ServerOptions:
     cors_origin: str | None = None
     allowed_hosts: tuple[str, ...] = ()
     max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES
+    max_prompt_nodes: int = DEFAULT_MAX_PROMPT_NODES
     compress: bool = False
     confine_page: bool = False
     multi_user: bool = False

@@ -190,8 +190,7 @@ class PromptServer:
         """With accounts, the only user who may see news of the running prompt; else None."""
         if not self.options.auth:
             return None
-        running, _ = self.prompt_queue.get_current_queue()
-        return next((owner_of_item(item) for item in running), None)
+        return next(map(owner_of_item, self.prompt_queue.get_running()), None)
 
     @contextlib.contextmanager
     def run_scope(self) -> Iterator[None]:

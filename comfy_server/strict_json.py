@@ -2,19 +2,23 @@
 
 A body is measured on its bytes (depth, number of values) before it is parsed, so that a bomb costs
 a scan and no memory. Numbers JSON does not know become null, numbers out of a float's range are
-refused, and unpaired surrogates are refused because no file or database could store them.
+refused, and unpaired surrogates are refused because no file or database could store them. Large
+bodies are read in a thread, and large answers written in pieces: others are served meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any, NoReturn
 
 from aiohttp import web
 
+from comfy_execution.turns import Turns
 from comfy_execution.wire import dump_json
 
 MAX_DEPTH = 200
@@ -22,6 +26,7 @@ MAX_VALUES = 750_000
 
 FEW_VALUES = 1000  # bodies with no more are not worth a look at their parts
 MANY_DIGITS = b"0" * 200  # with a short exponent still no overflow
+PIECE_BYTES = 256 * 1024  # longer bodies are read in a thread, which gives way after each piece
 
 _ALL_BUT_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
 _STEPS = [1 if code in b"[{" else -1 if code in b"]}" else 0 for code in range(256)]
@@ -49,6 +54,20 @@ def json_response(
     )
 
 
+async def large_response(
+    name: str, rows: Mapping[str, Any], others: Mapping[str, Any], status: int = 200
+) -> web.Response:
+    """As `json_response` of `{**others, name: rows}`, for an object of very many rows."""
+    turns, texts = Turns(), []
+    for key, value in rows.items():
+        texts.append(f"{dumps(key)}:{dumps(value)}")
+        if turns.due:
+            await turns.give()
+    opening = dumps({**others, name: {}})[:-2]
+    text = f"{opening}{','.join(texts)}}}}}"
+    return web.Response(text=text, status=status, content_type="application/json")
+
+
 def error_response(
     status: int, message: str, headers: dict[str, str] | None = None, **extra: Any
 ) -> web.Response:
@@ -65,16 +84,30 @@ def _measure(body: bytes) -> bytes:
         BadJson: saying how much is too much.
     """
     opened = body.count(b"[") + body.count(b"{")
-    if opened <= MAX_DEPTH and body.count(b",") <= FEW_VALUES:
+    is_short = len(body) <= PIECE_BYTES
+    if is_short and opened <= MAX_DEPTH and body.count(b",") <= FEW_VALUES:
         return body
     bare = _without_strings(body)
     values = bare.count(b",") + bare.count(b"[") + bare.count(b"{")
     if values > MAX_VALUES:
         raise BadJson(f"the body holds {values} JSON values; at most {MAX_VALUES} are accepted")
-    brackets = bare.translate(None, _ALL_BUT_BRACKETS)
-    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MAX_DEPTH:
-        raise BadJson(f"the body is nested more than {MAX_DEPTH} levels deep")
+    depth = 0
+    for piece in _pieces(bare.translate(None, _ALL_BUT_BRACKETS)):
+        depths = list(accumulate(map(_STEPS.__getitem__, piece), initial=depth))
+        if max(depths) > MAX_DEPTH:
+            raise BadJson(f"the body is nested more than {MAX_DEPTH} levels deep")
+        depth = depths[-1]
     return bare
+
+
+def _pieces(content: bytes, overlap: int = 0) -> Iterator[bytes]:
+    """A body in pieces that share a few bytes, so that a thread that looks at it gives way."""
+    for start in range(0, len(content), PIECE_BYTES):
+        yield content[start : start + PIECE_BYTES + overlap]
+
+
+def _holds(pattern: re.Pattern[bytes], content: bytes, longest: int) -> bool:
+    return any(pattern.search(piece) for piece in _pieces(content, longest))
 
 
 def _without_strings(body: bytes) -> bytes:
@@ -85,7 +118,9 @@ def _without_strings(body: bytes) -> bytes:
 
 def _has_huge_numbers(bare: bytes) -> bool:
     """Whether a number may be too large for a float; a text may look like one."""
-    return _EXPONENT.search(bare) is not None or MANY_DIGITS in bare.translate(_DIGITS_ALIKE)
+    return _holds(_EXPONENT, bare, 4) or any(
+        MANY_DIGITS in piece.translate(_DIGITS_ALIKE) for piece in _pieces(bare, len(MANY_DIGITS))
+    )
 
 
 def _finite(text: str) -> float:
@@ -125,7 +160,7 @@ def loads(body: bytes) -> Any:
         raise BadJson(f"the body is nested more than {MAX_DEPTH} levels deep") from error
     except ValueError as error:  # an integer with more digits than Python converts
         _refuse_long_integer(error)
-    if _SURROGATE.search(body) and _has_unpaired_surrogates(body):
+    if _holds(_SURROGATE, body, 4) and _has_unpaired_surrogates(body):
         raise BadJson(
             "the body holds half of a surrogate pair (\\ud800 to \\udfff); send whole characters"
         )
@@ -140,7 +175,8 @@ def _has_unpaired_surrogates(body: bytes) -> bool:
 
 async def read_json(request: web.Request) -> Any:
     """The request's body as JSON, whatever its content type says; raises BadJson."""
-    return loads(await request.read())
+    body = await request.read()
+    return loads(body) if len(body) <= PIECE_BYTES else await asyncio.to_thread(loads, body)
 
 
 async def read_object(request: web.Request) -> dict[str, Any]:

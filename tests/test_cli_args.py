@@ -51,6 +51,8 @@ def test_every_public_option_is_known_and_says_when_it_has_no_meaning(spec_folde
         (["--directml"], "directml", -1),
         (["--cuda-device", "0,1"], "cuda_device", "0,1"),
         (["--max-upload-size", "0.5"], "max_upload_size", 0.5),
+        ([], "max_prompt_nodes", 50_000),
+        (["--max-prompt-nodes", "7"], "max_prompt_nodes", 7),
         (["--offline"], "disable_api_nodes", True),
         (["--enable-compress"], "enable_compress_response_body", True),
     ],

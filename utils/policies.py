@@ -155,6 +155,7 @@ def server_options(args: argparse.Namespace, argv: Sequence[str]) -> ServerOptio
         cors_origin=args.enable_cors_header,
         allowed_hosts=tuple(args.allow_host),
         max_upload_bytes=round(args.max_upload_size * MIB),
+        max_prompt_nodes=args.max_prompt_nodes,
         compress=args.enable_compress_response_body,
         confine_page=args.disable_api_nodes,
         multi_user=args.multi_user,

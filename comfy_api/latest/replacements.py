@@ -47,10 +47,10 @@ def replace_old_nodes(prompt: Mapping[str, Any], is_known: Callable[[str], bool]
 
 def _replacement_for(node: Any, is_known: Callable[[str], bool]) -> NodeReplace | None:
     """The first usable replacement of a node; None for a node that needs none."""
-    class_type = node.get("class_type") if isinstance(node, Mapping) else None
-    if not isinstance(class_type, str) or is_known(class_type):
+    class_type = node.get("class_type") if isinstance(node, dict) else None
+    rows = REPLACEMENTS.get(class_type) if isinstance(class_type, str) else None
+    if rows is None or is_known(str(class_type)):
         return None
-    rows = REPLACEMENTS.get(class_type, ())
     return next((row for row in rows if is_known(row.new_node_id)), None)
 
 

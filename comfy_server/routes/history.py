@@ -9,15 +9,16 @@ from aiohttp import web
 from comfy_execution.queue import PromptQueue
 from comfy_server.auth import is_admin
 from comfy_server.describe import EMPTY, INTEGER, TEXTS, describe, ref, shape
-from comfy_server.ownership import finished_entry, finished_jobs, visible_ids
+from comfy_server.ownership import finished_entry, finished_jobs, finished_json, visible_ids
 from comfy_server.routes.queue import id_list
 from comfy_server.services import SERVICES
-from comfy_server.strict_json import BadJson, json_response, read_object
+from comfy_server.strict_json import BadJson, read_object
 
 routes = web.RouteTableDef()
 
 MAX_PAGE_BYTES = 64 * 1024 * 1024
 COMPRESSED_FROM_BYTES = 16 * 1024
+LARGE_BYTES = 64 * 1024  # compressed; a larger entry is read in a thread
 ENTRIES = {"type": "object", "additionalProperties": ref("HistoryEntry")}
 
 
@@ -58,8 +59,12 @@ async def get_history(request: web.Request) -> web.Response:
 @describe(ENTRIES)
 async def get_one(request: web.Request) -> web.Response:
     """One finished prompt, or an empty object: scripts poll this until the id appears."""
-    prompt_id = request.match_info["prompt_id"]
-    return json_response(finished_entry(request, request.app[SERVICES].queue, prompt_id))
+    queue, prompt_id = request.app[SERVICES].queue, request.match_info["prompt_id"]
+    if queue.history.size_bytes(prompt_id) > LARGE_BYTES:
+        body = await asyncio.to_thread(finished_json, request, queue, prompt_id)
+    else:
+        body = finished_json(request, queue, prompt_id)
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
 @routes.post("/history")

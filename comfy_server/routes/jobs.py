@@ -10,8 +10,9 @@ from aiohttp import web
 from comfy_execution import jobs
 from comfy_server.describe import INTEGER, TEXT, TEXTS, describe, ref, shape
 from comfy_server.ownership import controls, finished_entry, finished_jobs, visible_queue
-from comfy_server.routes.history import query_integer
+from comfy_server.routes.history import LARGE_BYTES, query_integer
 from comfy_server.routes.prompt import ID_PATTERN
+from comfy_server.routes.queue import FEW
 from comfy_server.services import SERVICES
 from comfy_server.strict_json import BadJson, error_response, json_response, read_object
 
@@ -70,8 +71,14 @@ async def get_jobs(request: web.Request) -> web.Response:
         query = _query(request)
     except (ValueError, BadJson) as error:
         return error_response(400, str(error))
-    records = _records(request, query.statuses)
-    return json_response(jobs.list_jobs(records, query))
+    queue = request.app[SERVICES].queue
+
+    def listing() -> web.Response:
+        return json_response(jobs.list_jobs(_records(request, query.statuses), query))
+
+    if queue.get_tasks_remaining() + len(queue.history) > FEW:
+        return await asyncio.to_thread(listing)
+    return listing()
 
 
 @routes.get("/api/jobs/{job_id}")
@@ -84,10 +91,16 @@ async def get_job(request: web.Request) -> web.Response:
         for item in items:
             if item[1] == job_id:
                 return json_response(jobs.queued_job_details(item, status))
-    entry = finished_entry(request, queue, job_id).get(job_id)
-    if entry is None:
-        return error_response(404, "Job not found")
-    return json_response(jobs.job_details(job_id, entry))
+
+    def finished() -> web.Response:
+        entry = finished_entry(request, queue, job_id).get(job_id)
+        if entry is None:
+            return error_response(404, "Job not found")
+        return json_response(jobs.job_details(job_id, entry))
+
+    if queue.history.size_bytes(job_id) > LARGE_BYTES:
+        return await asyncio.to_thread(finished)
+    return finished()
 
 
 @routes.post("/api/jobs/cancel")

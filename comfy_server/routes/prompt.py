@@ -27,7 +27,7 @@ from comfy_server.describe import FLAG, describe, ref
 from comfy_server.ownership import OWNER_KEY
 from comfy_server.quota import OverQuota
 from comfy_server.services import PROMPT_ID, SERVER, SERVICES, Services, resolve
-from comfy_server.strict_json import BadJson, json_response, read_json
+from comfy_server.strict_json import BadJson, json_response, large_response, read_json
 
 if TYPE_CHECKING:
     from comfy_server.prompt_server import PromptServer
@@ -80,7 +80,7 @@ async def get_prompt(request: web.Request) -> web.Response:
     ref("PromptAccepted"),
     body=ref("PromptRequest"),
     query={"wait": FLAG},
-    answers={status: ref("PromptError") for status in (400, 409, 410, 503, 507)},
+    answers={status: ref("PromptError") for status in (400, 409, 410, 413, 503, 507)},
 )
 async def post_prompt(request: web.Request) -> web.Response:
     """Validates a prompt and puts it in the queue."""
@@ -94,14 +94,14 @@ async def post_prompt(request: web.Request) -> web.Response:
         await _require_room(request, server)
         valid, error, outputs, node_errors = await validate_submitted(services, submitted)
         if not valid:
-            return json_response({"error": error, "node_errors": node_errors}, status=400)
+            return await large_response("node_errors", node_errors, {"error": error}, 400)
         with _reply_first(server, submitted):
             answer = _accepted(await _submit(server, submitted_item(submitted, outputs)))
         if _wants_result(request, body):
             answer["history"] = await _result(request, submitted.prompt_id)
     except PromptRefused as refused:
         return json_response({"error": refused.error, "node_errors": {}}, refused.status)
-    return json_response({**answer, "node_errors": node_errors})
+    return await large_response("node_errors", node_errors, answer)
 
 
 @contextlib.contextmanager
@@ -165,7 +165,7 @@ def sort_out(body: dict[str, Any], server: PromptServer) -> Request:
         PromptRefused: a field is missing or of the wrong kind.
     """
     number = _position(body, server)
-    prompt = _graph(body)
+    prompt = _graph(body, server.options.max_prompt_nodes)
     extra_data = _optional(body, "extra_data", dict, "an object") or {}
     extra_data = dict(extra_data)
     client_id = _optional(body, "client_id", str, "text")
@@ -252,7 +252,7 @@ def _prompt_id(body: dict[str, Any]) -> str:
     return wish
 
 
-def _graph(body: dict[str, Any]) -> dict[str, Any]:
+def _graph(body: dict[str, Any], most_nodes: int) -> dict[str, Any]:
     if "prompt" not in body:
         raise _missing_prompt(body)
     prompt = body["prompt"]
@@ -264,6 +264,16 @@ def _graph(body: dict[str, Any]) -> dict[str, Any]:
         )
     if _is_editor_graph(prompt):
         raise _editor_graph_refused()
+    if 0 < most_nodes < len(prompt):
+        raise PromptRefused(
+            "prompt_too_large",
+            "The prompt has too many nodes",
+            f"it has {len(prompt)} nodes and at most {most_nodes} are accepted; split it into "
+            "several prompts, or start the server with a larger --max-prompt-nodes",
+            413,
+            node_count=len(prompt),
+            max_prompt_nodes=most_nodes,
+        )
     return prompt
 
 

@@ -6,7 +6,6 @@ What changes the queue is done in a thread: it is written to the journal, and a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -15,11 +14,12 @@ from comfy_server.auth import is_admin
 from comfy_server.describe import EMPTY, TEXT, TEXTS, describe, ref, shape
 from comfy_server.ownership import sees_item, visible_queue
 from comfy_server.services import SERVICES
-from comfy_server.strict_json import BadJson, json_response, read_object
+from comfy_server.strict_json import BadJson, read_object
 
 routes = web.RouteTableDef()
 
 ITEMS = {"type": "array", "items": ref("QueueItem")}
+FEW = 200  # prompts; to list more takes a thread, while others are served
 
 
 def id_list(body: dict[str, Any], name: str) -> list[str]:
@@ -36,21 +36,16 @@ def id_list(body: dict[str, Any], name: str) -> list[str]:
     return [str(value) for value in ids]
 
 
-def _shown(item: Sequence[Any]) -> list[Any]:
-    return list(item[:5])
-
-
 @routes.get("/queue")
 @describe(shape({"queue_running": ITEMS, "queue_pending": ITEMS}))
 async def get_queue(request: web.Request) -> web.Response:
     """What runs and what waits, in the order it will run."""
-    running, pending = visible_queue(request, request.app[SERVICES].queue)
-    return json_response(
-        {
-            "queue_running": [_shown(item) for item in running],
-            "queue_pending": [_shown(item) for item in pending],
-        }
-    )
+    queue, sees = request.app[SERVICES].queue, sees_item(request)
+    if queue.get_tasks_remaining() > FEW:
+        body = await asyncio.to_thread(queue.read_json, sees)
+    else:
+        body = queue.read_json(sees)
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
 @routes.post("/queue")

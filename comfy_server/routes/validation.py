@@ -20,7 +20,9 @@ ANSWER = shape({"valid": {"type": "boolean"}, "outputs": TEXTS, "node_errors": O
 
 @routes.post("/validate")
 @describe(
-    ANSWER, body=ref("PromptRequest"), answers={400: ref("PromptError"), 503: ref("PromptError")}
+    ANSWER,
+    body=ref("PromptRequest"),
+    answers={status: ref("PromptError") for status in (400, 413, 503)},
 )
 async def post_validate(request: web.Request) -> web.Response:
     """Validates a prompt; for a valid one also tells which nodes would run and which are known."""

@@ -10,13 +10,16 @@ from aiohttp.test_utils import TestClient
 
 from comfy_execution.items import NotStoredError
 from comfy_server import PromptServer
+from comfy_server.routes.queue import FEW
 from tests.comfy_server.conftest import PROMPT, Start
 
 Client = TestClient[Any, Any]
 
 
-async def refusal(client: Client, **kwargs: Any) -> tuple[int, dict[str, Any]]:
-    answer = await client.post("/prompt", **kwargs)
+async def refusal(
+    client: Client, path: str = "/prompt", **kwargs: Any
+) -> tuple[int, dict[str, Any]]:
+    answer = await client.post(path, **kwargs)
     body = await answer.json()
     assert body["node_errors"] == {}
     assert set(body["error"]) == {"type", "message", "details", "extra_info"}
@@ -181,3 +184,51 @@ async def test_a_queue_of_very_many_prompts_takes_no_more(
     assert (await answer.json())["error"]["type"] == "queue_full"
     await client.post("/queue", json={"clear": True})
     assert (await client.post("/prompt", json={"prompt": PROMPT})).status == 200
+
+
+@pytest.mark.parametrize("path", ["/prompt", "/validate"])
+async def test_a_prompt_of_too_many_nodes_is_refused_with_the_way_out(
+    start: Start, path: str
+) -> None:
+    client = await start(max_prompt_nodes=2)
+    assert (await client.post(path, json={"prompt": PROMPT})).status == 200
+    larger = {**PROMPT, "3": PROMPT["1"]}
+    status, error = await refusal(client, path, json={"prompt": larger})
+    assert (status, error["type"]) == (413, "prompt_too_large")
+    assert "3 nodes" in error["details"]
+    assert "--max-prompt-nodes" in error["details"]
+    unbounded = await start(max_prompt_nodes=0)
+    assert (await unbounded.post(path, json={"prompt": larger})).status == 200
+
+
+async def test_thousands_of_node_errors_are_told_as_few_are(start: Start) -> None:
+    errors = {
+        f"n{i}": {"errors": [], "dependent_outputs": [], "class_type": "A"} for i in range(5000)
+    }
+    summary = {"type": "t", "message": "é", "details": "", "extra_info": {}}
+    client = await start(services={"validate": lambda *_: (False, summary, [], errors)})
+    answer = await client.post("/prompt", json={"prompt": PROMPT})
+    assert answer.status == 400
+    assert await answer.json() == {"error": summary, "node_errors": errors}
+
+
+async def test_a_large_prompt_is_listed_as_it_was_posted(client: Client) -> None:
+    text = 'ü"\\' * 200_000
+    extra = {"extra_pnginfo": {"workflow": {"id": "w", "text": text}}}
+    posted = await client.post("/prompt", json={"prompt": PROMPT, "extra_data": extra})
+    prompt_id = (await posted.json())["prompt_id"]
+    (item,) = (await (await client.get("/queue")).json())["queue_pending"]
+    assert (item[1], item[2]) == (prompt_id, PROMPT)
+    assert item[3]["extra_pnginfo"] == extra["extra_pnginfo"]
+
+
+async def test_very_many_waiting_prompts_are_listed_in_order(client: Client) -> None:
+    ids = [f"p{number}" for number in range(FEW + 50)]
+    for prompt_id in ids:
+        body = {"prompt": PROMPT, "prompt_id": prompt_id}
+        assert (await client.post("/prompt", json=body)).status == 200
+    queue = await (await client.get("/queue")).json()
+    assert [item[1] for item in queue["queue_pending"]] == ids
+    jobs = await (await client.get("/api/jobs?limit=5")).json()
+    assert jobs["pagination"]["total"] == len(ids)
+    assert {job["status"] for job in jobs["jobs"]} == {"pending"}

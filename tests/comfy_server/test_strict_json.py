@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from comfy_server.strict_json import MAX_DEPTH, MAX_VALUES, BadJson, dumps, loads
+from comfy_server.strict_json import MAX_DEPTH, MAX_VALUES, PIECE_BYTES, BadJson, dumps, loads
 
 Client = TestClient[Any, Any]
 
@@ -109,6 +109,17 @@ def test_long_texts_full_of_brackets_and_commas_are_no_bombs() -> None:
     text = '[{,\\"' * 400_000
     assert loads(json.dumps({"a": text}).encode()) == {"a": text}
     assert loads(nested(MAX_DEPTH)) is not None
+
+
+@pytest.mark.parametrize(
+    "tail", [b"-1e400", b"[" * 201 + b"]" * 201, b'"\\ud800"', b"9" * 400 + b".5"], ids=range(4)
+)
+@pytest.mark.parametrize("shift", range(-4, 5))
+def test_what_is_refused_is_found_behind_any_piece(tail: bytes, shift: int) -> None:
+    head = b"[" + b" " * (2 * PIECE_BYTES + shift - 3)
+    with pytest.raises(BadJson):
+        loads(head + tail + b"]")
+    assert loads(head + b'"[1e400"]') == ["[1e400"]
 
 
 @pytest.mark.parametrize("path", ["/prompt", "/settings", "/queue", "/api/jobs/cancel", "/history"])
