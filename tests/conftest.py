@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -56,8 +57,14 @@ def pin_cpu() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Comes before fixtures of every scope, which may load models."""
+    """Comes before fixtures of every scope, which may load models.
+
+    What the tests' modules have made stays to the end: with it out of the collector's sight, a
+    collection takes milliseconds instead of a tenth of a second.
+    """
     pin_cpu()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
