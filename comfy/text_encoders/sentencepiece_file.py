@@ -11,15 +11,16 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 PIECES, TRAINING, NORMALISING = 1, 2, 3  # fields of the whole message
 TEXT, SCORE, KIND = 1, 2, 3  # fields of a piece
 MODEL_TYPE, UNIGRAM = 3, 1  # field and value in the part on training
 CHARACTER_MAP, PREFIX, SPACES = 2, 3, 4  # fields in the part on normalising
-UNKNOWN_KIND, BYTE_KIND = 2, 6
+UNKNOWN_KIND, CONTROL_KIND, BYTE_KIND = 2, 3, 6
 VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5  # wire types
 BLANK = "\u2581"  # stands for a space in pieces
+HIDDEN = "\0"  # before the names of pieces that text never means; normalising removes it from text
 
 
 @dataclass
@@ -29,6 +30,7 @@ class PieceFile:
     Attributes:
         pieces: Text and score (a log probability) of each piece, in the order of their ids.
         unknown: Id of the piece for what no piece covers.
+        marks: Ids of pieces for the end of a text and the like, that of the unknown among them.
         byte_pieces: Whether unknown characters are spelled in bytes.
         character_map: Compiled replacements of characters; empty for none.
         adds_prefix: Whether text begins with a space.
@@ -37,6 +39,7 @@ class PieceFile:
 
     pieces: list[tuple[str, float]] = field(default_factory=list)
     unknown: int | None = None
+    marks: list[int] = field(default_factory=list)
     byte_pieces: bool = False
     character_map: bytes = b""
     adds_prefix: bool = True
@@ -78,6 +81,8 @@ def _add_piece(found: PieceFile, message: bytes) -> None:
         raise ValueError("this is no SentencePiece file: a piece has no text or no score")
     if kind == UNKNOWN_KIND:
         found.unknown = len(found.pieces)
+    if kind in (UNKNOWN_KIND, CONTROL_KIND):
+        found.marks.append(len(found.pieces))
     found.byte_pieces = found.byte_pieces or kind == BYTE_KIND
     found.pieces.append((text.decode("utf-8"), score))
 
@@ -121,16 +126,30 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
             raise IndexError("a number is too long")
 
 
-def tokenizer_of(file: PieceFile) -> Tokenizer:
-    """A tokenizer with these pieces."""
-    model = models.Unigram(file.pieces, unk_id=file.unknown, byte_fallback=file.byte_pieces)
+def tokenizer_of(file: PieceFile, marks_in_text: bool = False) -> Tokenizer:
+    """A tokenizer with these pieces.
+
+    Args:
+        marks_in_text: Whether the names of marks, such as ``</s>``, mean these when a person types
+            them. SentencePiece itself takes them for text.
+    """
+    pieces = list(file.pieces)
+    if not marks_in_text:
+        for number in file.marks:
+            pieces[number] = (HIDDEN + pieces[number][0], pieces[number][1])
+    model = models.Unigram(pieces, unk_id=file.unknown, byte_fallback=file.byte_pieces)
     tokenizer = Tokenizer(model)
     steps: list[normalizers.Normalizer] = []
     if file.character_map:
         steps.append(normalizers.Precompiled(file.character_map))
     if file.joins_spaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if file.adds_prefix:
+        steps.append(normalizers.Prepend(" "))  # also before a space that is there already
     tokenizer.normalizer = normalizers.Sequence(steps)
-    scheme = "always" if file.adds_prefix else "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=BLANK, prepend_scheme=scheme)
+    words_apart = not any(BLANK in text[1:] for text, _ in file.pieces)  # else blanks join, too
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(BLANK, "never", words_apart)
+    if marks_in_text:
+        names = [file.pieces[number][0] for number in file.marks]
+        tokenizer.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in names])
     return tokenizer

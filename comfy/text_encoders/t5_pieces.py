@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
-from comfy.text_encoders.sentencepiece_file import read_piece_file, tokenizer_of
+from comfy.text_encoders.sentencepiece_file import HIDDEN, read_piece_file, tokenizer_of
 
 END, PAD = 1, 0
+GAPS = 100  # marks for left-out words that T5 was trained with; the last piece is the first
 DATA_ENTRY = "t5_tokenizer"
 EMBEDDED = "spiece_model"
 # Names that are looked for, in this order. The last two may belong to another model.
@@ -36,6 +37,8 @@ WANTED = (
 class T5Pieces:
     """Called with text, it gives ids and the end token."""
 
+    marks_in_text = True  # typed names of marks mean these
+
     def __init__(self, pieces: Tokenizer) -> None:
         self.pieces = pieces
 
@@ -48,7 +51,7 @@ class T5Pieces:
             ValueError: The file holds no vocabulary of T5's kind.
         """
         if isinstance(source, bytes):
-            return cls(tokenizer_of(read_piece_file(source)))
+            return cls(cls._from_pieces(source))
         file = Path(source or "")
         if source is not None and file.is_dir():
             found = find_pieces([str(file)])
@@ -60,9 +63,20 @@ class T5Pieces:
         try:
             if file.suffix == ".json":
                 return cls(Tokenizer.from_file(str(file)))
-            return cls(tokenizer_of(read_piece_file(file.read_bytes())))
+            return cls(cls._from_pieces(file.read_bytes()))
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{file} holds no word pieces of T5 ({error}); {WANTED}") from error
+
+    @classmethod
+    def _from_pieces(cls, content: bytes) -> Tokenizer:
+        """A tokenizer from a `spiece.model`: there the marks for gaps, behind the pieces, are not
+        listed.
+        """
+        pieces = tokenizer_of(read_piece_file(content), cls.marks_in_text)
+        if cls.marks_in_text:
+            gaps = [f"<extra_id_{number}>" for number in reversed(range(GAPS))]
+            pieces.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in gaps])
+        return pieces
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         """``{"input_ids": [..., end]}``."""
@@ -70,7 +84,7 @@ class T5Pieces:
 
     def get_vocab(self) -> dict[str, int]:
         """Word piece -> id."""
-        return self.pieces.get_vocab()
+        return {name.removeprefix(HIDDEN): n for name, n in self.pieces.get_vocab().items()}
 
 
 def package_folders(inner: str = PACKAGE_FOLDER) -> list[str]:

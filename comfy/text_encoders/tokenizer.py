@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +25,27 @@ EMBEDDING_MARK = "embedding:"
 # Signs that may follow the name of an embedding without a blank.
 TRAILING_SIGNS = (",", ".,;:!?\"'()[]{}")
 UNLIMITED = 99999999  # max_length of encoders that take any number of tokens
+
+
+class _Embeddings:
+    """The embeddings that one text names, each looked for, and missed, once."""
+
+    def __init__(self, look: Callable[[str], Tensor | None]) -> None:
+        self._look = look
+        self._rows: dict[str, Tensor | None] = {}
+        self._missed: set[str] = set()
+
+    def find(self, name: str) -> Tensor | None:
+        """Rows of an embedding; None where there is none of this name."""
+        if name not in self._rows:
+            self._rows[name] = self._look(name)
+        return self._rows[name]
+
+    def is_news(self, name: str) -> bool:
+        """Whether a missing name comes for the first time."""
+        is_new = name not in self._missed
+        self._missed.add(name)
+        return is_new
 
 
 class SDTokenizer:
@@ -108,8 +129,9 @@ class SDTokenizer:
         else:
             pieces = token_weights(escape_important(text), 1.0)
         groups: list[Group] = []
+        known = _Embeddings(self._try_get_embedding)
         for piece, weight in pieces:
-            groups.extend(self._groups(unescape_important(piece), weight))
+            groups.extend(self._groups(unescape_important(piece), weight, known))
         chunks = make_chunks(groups, self._rules(tokenizer_options or {}))
         if return_word_ids:
             return chunks
@@ -128,13 +150,13 @@ class SDTokenizer:
             pad_left=self.pad_left,
         )
 
-    def _groups(self, text: str, weight: float) -> Iterable[Group]:
+    def _groups(self, text: str, weight: float, known: _Embeddings) -> Iterable[Group]:
         """Token groups of a piece of text: its embeddings one by one, and the text between them."""
         # A mark counts at the start of a word only; a blank before it goes, a sign stays text.
         parts = re.split(rf"\s(?={EMBEDDING_MARK})|(?<=[^\w\s])(?={EMBEDDING_MARK})", text)
         for part in parts:
             if part.startswith(EMBEDDING_MARK) and self.embedding_directory is not None:
-                rows, part = self._read_embedding(part[len(EMBEDDING_MARK) :])
+                rows, part = self._read_embedding(part[len(EMBEDDING_MARK) :], known)
                 if rows is not None:
                     yield [(row, weight) for row in rows]
                 if not part:
@@ -147,26 +169,27 @@ class SDTokenizer:
         ids = self.tokenizer(text)["input_ids"]
         return ids[self.tokens_start : -1 if self.tokenizer_adds_end_token else None]
 
-    def _read_embedding(self, text: str) -> tuple[list[Tensor] | None, str]:
+    def _read_embedding(self, text: str, known: _Embeddings) -> tuple[list[Tensor] | None, str]:
         """Rows of the embedding whose name text starts with (None: missing), and the text after
         it."""
         name, *rest = text.split() or [""]
         after = " ".join(rest)
-        rows = self._try_get_embedding(name)
+        rows = known.find(name)
         for signs in TRAILING_SIGNS:  # fewest first: names of files may end in signs too
             bare = name.rstrip(signs)
             if rows is None and bare != name:
-                rows = self._try_get_embedding(bare)
+                rows = known.find(bare)
                 if rows is not None:
                     after = f"{name[len(bare) :]} {after}"
         if rows is None:
             bare = name.rstrip(TRAILING_SIGNS[0])
-            progress.warn(
-                logger,
-                "Embedding %r was not found in %s; the prompt goes on without it",
-                bare,
-                self.embedding_directory,
-            )
+            if known.is_news(bare):
+                progress.warn(
+                    logger,
+                    "Embedding %r was not found in %s; the prompt goes on without it",
+                    bare,
+                    self.embedding_directory,
+                )
             return None, f"{name[len(bare) :]} {after}" if bare != name else after
         return [rows] if rows.ndim == 1 else list(rows), after
 

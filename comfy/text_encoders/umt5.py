@@ -56,6 +56,8 @@ def find_umt5_pieces(folders: Iterable[str]) -> str | None:
 class UMT5Pieces(T5Pieces):
     """Called with text, it gives ids and the end token."""
 
+    marks_in_text = False
+
     @classmethod
     def from_pretrained(cls, source: str | bytes | None = None) -> T5Pieces:
         """As T5's.

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from comfy.text_encoders.sentencepiece_file import read_piece_file, tokenizer_of
 from comfy.text_encoders.t5_pieces import T5Pieces, find_pieces, pieces_source
+from comfy.text_encoders.umt5 import UMT5Pieces
 
 WORDS = [
     "<pad>",
@@ -40,15 +41,21 @@ def counted(number: int, content: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
-def piece_file(model_type: int = 1, adds_prefix: bool = True) -> bytes:
+def piece_file(
+    model_type: int = 1,
+    adds_prefix: bool = True,
+    joins_spaces: bool = True,
+    words: list[str] = WORDS,
+) -> bytes:
     """The bytes of a `spiece.model` with a few words."""
     content = b""
-    for number, word in enumerate(WORDS):
+    for number, word in enumerate(words):
         kind = {0: CONTROL, 1: CONTROL, 2: UNKNOWN}.get(number, NORMAL)
         piece = counted(1, word.encode()) + varint(2 << 3 | 5) + struct.pack("<f", -float(number))
         content += counted(1, piece + varint(3 << 3) + varint(kind))
     training = varint(3 << 3) + varint(model_type) + counted(7, b"ignored")
-    normalising = varint(3 << 3) + varint(int(adds_prefix)) + varint(4 << 3) + varint(1)
+    normalising = varint(3 << 3) + varint(int(adds_prefix))
+    normalising += varint(4 << 3) + varint(int(joins_spaces))
     return content + counted(2, training) + counted(3, normalising)
 
 
@@ -75,6 +82,32 @@ def test_the_words_have_the_ids_of_the_file() -> None:
     pieces = T5Pieces.from_pretrained(piece_file())
     assert pieces("a red cats")["input_ids"] == [4, 5, 6, 10, 1]
     assert pieces("\u732b")["input_ids"][-2:] == [2, 1]
+
+
+@pytest.mark.parametrize("text", [" cat", "  cat", "\u2581cat"])
+def test_a_blank_is_put_before_text_that_begins_with_one(text: str) -> None:
+    """As SentencePiece does; so begin the texts between weighted words."""
+    tokenizer = tokenizer_of(read_piece_file(piece_file(joins_spaces=False)))
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert ids == [3] * (len(text) - 3) + [6]
+
+
+def test_pieces_of_several_blanks_are_found() -> None:
+    content = piece_file(joins_spaces=False, words=[*WORDS, "\u2581" * 4])
+    tokenizer = tokenizer_of(read_piece_file(content))
+    assert tokenizer.encode("a     cat", add_special_tokens=False).ids == [4, 11, 6]
+
+
+def test_typed_marks_mean_these_for_t5_and_are_text_for_umt5() -> None:
+    words = [*WORDS, "<", "/", ">"]
+    t5 = T5Pieces.from_pretrained(piece_file(words=words))
+    assert t5("a</s>")["input_ids"] == [4, 1, 1]
+    assert t5("<extra_id_99>")["input_ids"] == [len(words), 1]
+    assert t5("<extra_id_0>")["input_ids"] == [len(words) + 99, 1]
+    umt5 = UMT5Pieces.from_pretrained(piece_file(words=words))
+    assert umt5("a</s>")["input_ids"] == [4, 11, 12, 10, 13, 1]
+    assert umt5("<pad>")["input_ids"][-2:] == [13, 1]
+    assert umt5.get_vocab()["</s>"] == 1
 
 
 def test_a_file_may_leave_out_the_blank_at_the_beginning() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,23 @@ def test_warnings_reach_the_person_at_the_graph(embeddings) -> None:
         progress.set_note_hook(None)
     assert len(shown) == 1
     assert "'nowhere' was not found" in shown[0]
+
+
+def test_a_text_of_missing_embeddings_takes_time_in_proportion_and_says_so_once(tmp_path) -> None:
+    from comfy import progress
+
+    for number in range(20):
+        (tmp_path / f"folder{number}").mkdir()
+    shown: list[str] = []
+    progress.set_note_hook(shown.append)
+    begin = time.process_time()
+    try:
+        tokenizer = SD1Tokenizer(embedding_directory=str(tmp_path))
+        tokenizer.tokenize_with_weights("a ,embedding:nowhere, " * 5000)
+    finally:
+        progress.set_note_hook(None)
+    assert time.process_time() - begin < 5.0
+    assert len(shown) == 1
 
 
 def test_an_embedding_outside_the_folder_is_not_read(tmp_path, caplog) -> None:

@@ -1,0 +1,164 @@
+"""Mistral Small 3 as the text encoder of FLUX.2.
+
+The text is put into a conversation; the conditioning is what three layers say of each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comfy.ldm.llm.model import DecoderLLM, Intermediate
+from comfy.text_encoders.encoder import Chunk, SD1ClipModel, SDClipModel
+from comfy.text_encoders.t5_pieces import DATA_ENTRY
+from comfy.text_encoders.tekken import EMBEDDED, PAD, START, TekkenPieces
+from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
+
+NAME = "mistral3_24b"
+TAKEN = (10, 20, 30)  # layers whose inputs are taken
+TEMPLATE = (
+    "[SYSTEM_PROMPT]You are an AI that reasons about image descriptions. You give structured "
+    "responses focusing on object relationships, object\nattribution and actions without "
+    "speculation.[/SYSTEM_PROMPT][INST]{}[/INST]"
+)
+CONFIG: dict[str, Any] = {
+    "vocab_size": 131072, "hidden_size": 5120, "intermediate_size": 32768,
+    "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5, "rope_theta": 1e9, "qk_norm": False,
+}  # fmt: skip
+
+
+class MistralTokenizer(SDTokenizer):
+    """Mistral's tokens in one chunk of any length."""
+
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        self.source = _pieces_source(tokenizer_data or {})
+        super().__init__(
+            self.source,  # type: ignore[arg-type] # may be its bytes
+            max_length=UNLIMITED,
+            pad_with_end=False,
+            embedding_directory=embedding_directory,
+            embedding_size=5120,
+            embedding_key=NAME,
+            tokenizer_class=TekkenPieces,
+            has_end_token=False,
+            pad_to_max_length=False,
+            min_length=1,
+            start_token=START,
+            pad_token=PAD,
+            pad_left=True,
+            tokenizer_data=tokenizer_data,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The vocabulary, where it came from the encoder's file, so that saving keeps it."""
+        if not isinstance(self.source, bytes):
+            return {}
+        return {EMBEDDED: torch.frombuffer(bytearray(self.source), dtype=torch.uint8)}
+
+
+def _pieces_source(data: Mapping[str, Any]) -> str | bytes | None:
+    """The vocabulary that tokenizer data hold or name; what a file holds comes first."""
+    held = next((value for key, value in data.items() if key.split(".")[-1] == EMBEDDED), None)
+    if isinstance(held, Tensor):
+        return held.cpu().numpy().tobytes()
+    return held if held is not None else data.get(DATA_ENTRY)
+
+
+class Flux2Tokenizer(SD1Tokenizer):
+    """Puts the text into a conversation; weights in parentheses have no meaning there."""
+
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(embedding_directory, tokenizer_data, NAME, MistralTokenizer, name=NAME)
+
+    def tokenize_with_weights(
+        self,
+        text: str,
+        return_word_ids: bool = False,
+        llama_template: str | None = None,
+        **kwargs: Any,
+    ) -> dict[str, list[list[tuple[Any, ...]]]]:
+        """Chunks of tokens by encoder name."""
+        whole = (llama_template or TEMPLATE).replace("{}", text)
+        kwargs["disable_weights"] = True
+        return super().tokenize_with_weights(whole, return_word_ids, **kwargs)
+
+
+class ThreeLayers(DecoderLLM):
+    """The model, of which the states before three layers are taken."""
+
+    def __init__(
+        self, config_dict: Mapping[str, Any], dtype: Any, device: Any, operations: Any
+    ) -> None:
+        super().__init__(config_dict, dtype, device, operations)
+        if self.num_layers < TAKEN[-1]:
+            raise ValueError(
+                f"a Mistral of {self.num_layers} layers; FLUX.2 takes the states after layer "
+                f"{TAKEN[-1]}"
+            )
+
+    def forward(
+        self, *args: Any, intermediate_output: Intermediate = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """The last states and those asked for by number ``[B, 3, L, D]``."""
+        del intermediate_output
+        return super().forward(*args, intermediate_output=TAKEN, **kwargs)
+
+
+class Mistral3Model(SDClipModel):
+    """Mistral Small 3 24B."""
+
+    def __init__(
+        self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
+    ) -> None:
+        super().__init__(
+            device=device,
+            layer="all",
+            textmodel_json_config=CONFIG,
+            dtype=dtype,
+            special_tokens={"start": START, "pad": PAD},
+            layer_norm_hidden_state=False,
+            model_class=ThreeLayers,
+            enable_attention_masks=True,
+            return_attention_masks=True,
+            model_options={**(model_options or {}), "model_name": NAME},
+        )
+
+    def encode(self, tokens: list[list[Any]]) -> tuple[Any, ...]:
+        """States of the layers side by side ``[B, L, 3 * D]``."""
+        states, pooled, extra = self(tokens)
+        return states.movedim(1, 2).flatten(2), pooled, extra
+
+
+class Flux2TEModel(SD1ClipModel):
+    """The encoder under its name."""
+
+    def __init__(self, device: Any = "cpu", dtype: Any = None, model_options: Any = None) -> None:
+        super().__init__(
+            device, dtype, model_options, clip_name=NAME, clip_model=Mistral3Model, name=NAME
+        )
+
+    def encode_token_weights(
+        self, token_weight_pairs: Mapping[str, Sequence[Chunk]]
+    ) -> tuple[Any, ...]:
+        """Conditioning and no pooled state; the mask would hide padding that is not there."""
+        states, pooled, _ = super().encode_token_weights(token_weight_pairs)
+        return states, pooled, {}
+
+
+def flux2_clip(dtype_llm: torch.dtype | None = None) -> Callable[..., nn.Module]:
+    """Maker of the encoder whose weights are kept in a given type (None: as asked for)."""
+
+    def make(
+        device: Any = "cpu", dtype: Any = None, model_options: Mapping[str, Any] | None = None
+    ) -> Flux2TEModel:
+        return Flux2TEModel(device, dtype_llm or dtype, model_options)
+
+    return make
