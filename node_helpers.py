@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 Source = TypeVar("Source")
 Result = TypeVar("Result")
 
+COLOURS = 3  # channels of a picture before its transparency
 DTYPES_BY_NAME = {
     "fp32": torch.float32,
     "float32": torch.float32,
@@ -106,10 +107,18 @@ def image_alpha_fix(destination: Tensor, source: Tensor) -> tuple[Tensor, Tensor
     A destination without alpha takes the source without alpha; a source without alpha becomes
     opaque.
     """
-    wanted, given = destination.shape[-1], source.shape[-1]
-    if wanted < given:
-        source = source[..., :wanted]
-    elif wanted > given:
-        opaque = torch.ones_like(source[..., :1]).expand(*source.shape[:-1], wanted - given)
-        source = torch.cat([source, opaque], dim=-1)
-    return destination, source
+    return destination, with_channels(source, destination.shape[-1])
+
+
+def with_channels(image: Tensor, count: int) -> Tensor:
+    """Pictures [B, H, W, C] with `count` channels: what is missing becomes opaque, what is too
+    much is cut off, and grey becomes a colour.
+    """
+    given = image.shape[-1]
+    if given < COLOURS <= count:
+        grey = image[..., :1].expand(*image.shape[:-1], COLOURS)
+        image = torch.cat([grey, image[..., 1:]], dim=-1)
+    if image.shape[-1] < count:
+        opaque = torch.ones_like(image[..., :1]).expand(*image.shape[:-1], count - image.shape[-1])
+        image = torch.cat([image, opaque], dim=-1)
+    return image[..., :count]

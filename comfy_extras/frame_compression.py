@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfy_nodes.picture_basics import colours_of
+
 QUALITY = "crf"  # the encoder's own name for how much is lost
 
 
@@ -37,7 +39,9 @@ def _one_frame(image: Tensor, amount: int) -> Tensor:
     import av
 
     height, width = (side // 2 * 2 for side in image.shape[:2])
-    pixels = (image[:height, :width, :3] * 255.0).clamp(0, 255).to("cpu", torch.uint8).numpy()
+    pixels = (
+        (colours_of(image[:height, :width]) * 255.0).clamp(0, 255).to("cpu", torch.uint8).numpy()
+    )
     file = BytesIO()
     with av.open(file, mode="w", format="mp4") as container:
         stream: Any = container.add_stream("libx264", rate=1)

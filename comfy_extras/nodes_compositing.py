@@ -8,9 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+import node_helpers
 from comfy import resize
 from comfy_api.latest import ComfyExtension, io
 from comfy_nodes.image import resized
+from comfy_nodes.picture_basics import colours_of, masks_of
 
 
 class Layer(NamedTuple):
@@ -99,6 +101,8 @@ class PorterDuffImageComposite(io.ComfyNode):
         destination_alpha: Tensor,
         mode: str,
     ) -> io.NodeOutput:
+        source_alpha, destination_alpha = masks_of(source_alpha), masks_of(destination_alpha)
+        destination, source = node_helpers.image_alpha_fix(destination, source)
         count = min(len(source), len(source_alpha), len(destination), len(destination_alpha))
         rows, columns = destination.shape[1:3]
         above = _layer(source[:count], source_alpha[:count], rows, columns)
@@ -134,8 +138,8 @@ class SplitImageWithAlpha(io.ComfyNode):
 
     @classmethod
     def execute(cls, image: Tensor) -> io.NodeOutput:
-        alpha = image[..., 3] if image.shape[-1] > 3 else torch.ones_like(image[..., 0])
-        return io.NodeOutput(image[..., :3], 1.0 - alpha)
+        alpha = image[..., -1] if image.shape[-1] in (2, 4) else torch.ones_like(image[..., 0])
+        return io.NodeOutput(colours_of(image), 1.0 - alpha)
 
 
 class JoinImageWithAlpha(io.ComfyNode):
@@ -153,11 +157,12 @@ class JoinImageWithAlpha(io.ComfyNode):
 
     @classmethod
     def execute(cls, image: Tensor, alpha: Tensor) -> io.NodeOutput:
+        alpha = masks_of(alpha)
         count = max(len(image), len(alpha))
         rows, columns = image.shape[1:3]
         mask = resized(alpha.unsqueeze(-1), columns, rows, "bilinear", "disabled")
         opacity = 1.0 - resize.repeat_to_batch_size(mask.to(image), count)
-        colours = resize.repeat_to_batch_size(image[..., :3], count)
+        colours = resize.repeat_to_batch_size(colours_of(image), count)
         return io.NodeOutput(torch.cat((colours, opacity), dim=-1))
 
     join_image_with_alpha = execute

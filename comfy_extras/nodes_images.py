@@ -255,6 +255,8 @@ class ImageScaleToMaxDimension(io.ComfyNode):
 
     @classmethod
     def execute(cls, image: Tensor, upscale_method: str, largest_size: int) -> io.NodeOutput:
+        if largest_size < 1:
+            raise ValueError(f"largest_size: expected at least 1 pixel, found {largest_size}")
         height, width = image.shape[1:3]
         if height > width:
             width, height = max(1, round(width / height * largest_size)), largest_size

@@ -13,6 +13,7 @@ from comfy import progress, resize
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.gaussian import filter_channels, sharpening_kernel
 from comfy_nodes.latent_basics import (
+    KINDS,
     VIDEO,
     batch_indices,
     check_alike,
@@ -28,6 +29,21 @@ Latent = dict[str, Any]
 Operation = Callable[..., Tensor]
 
 AXES = {"x": -1, "y": -2, "t": -3}  # t only for video latents [B, C, T, H, W]
+
+
+def axis_of(latent: Latent, dim: str, id: str) -> int:
+    """Axis of a latent that one of its directions is.
+
+    Args:
+        dim: x, y or t; a sound has only x.
+        id: Name of the input that the latent came through.
+
+    Raises:
+        ValueError: It has no such direction.
+    """
+    axis = AXES[dim]
+    samples_of(latent, id, axes=tuple(count for count in KINDS if axis + count > 1))
+    return axis
 
 
 def reshape_latent_to(
@@ -143,11 +159,11 @@ class LatentConcat(io.ComfyNode):
 
     @classmethod
     def execute(cls, samples1: Latent, samples2: Latent, dim: str) -> io.NodeOutput:
-        first = samples1["samples"]
+        first, axis = samples1["samples"], axis_of(samples1, dim[-1], "samples1")
         second = resize.repeat_to_batch_size(samples2["samples"], first.shape[0])
-        check_beside(first, second, AXES[dim[-1]], "samples2")
+        check_beside(first, second, axis, "samples2")
         parts = (second, first) if dim.startswith("-") else (first, second)
-        return io.NodeOutput(replaced(samples1, torch.cat(parts, dim=AXES[dim[-1]])))
+        return io.NodeOutput(replaced(samples1, torch.cat(parts, dim=axis)))
 
 
 class LatentCut(io.ComfyNode):
@@ -165,7 +181,7 @@ class LatentCut(io.ComfyNode):
 
     @classmethod
     def execute(cls, samples: Latent, dim: str, index: int, amount: int) -> io.NodeOutput:
-        latent, axis = samples["samples"], AXES[dim]
+        latent, axis = samples["samples"], axis_of(samples, dim, "samples")
         size = latent.shape[axis]
         start = min(index, size - 1) if index >= 0 else max(index, -size) + size
         cut = latent.narrow(axis, start, min(size - start, amount))
@@ -187,6 +203,8 @@ class LatentCutToBatch(io.ComfyNode):
     @classmethod
     def execute(cls, samples: Latent, dim: str, slice_size: int) -> io.NodeOutput:
         axis = AXES[dim] + samples["samples"].ndim
+        if axis < 2:  # a picture has one moment only, a sound one row
+            return io.NodeOutput(samples)
         latent = samples["samples"].movedim(axis, 1)
         size = min(slice_size, latent.shape[1])
         whole = latent[:, : latent.shape[1] // size * size]
@@ -337,10 +355,10 @@ class LatentOperationTonemapReinhard(io.ComfyNode):
         def tonemap(latent: Tensor, **kwargs: Any) -> Tensor:  # noqa: ARG001 - public signature
             length = torch.linalg.vector_norm(latent, dim=1, keepdim=True) + 1e-10
             axes = tuple(range(1, latent.ndim))
-            mean, spread = length.mean(axes, keepdim=True), length.std(axes, keepdim=True)
+            mean = length.mean(axes, keepdim=True)
+            spread = length.std(axes, keepdim=True) if length[0].numel() > 1 else 0.0
             top = (spread * 5 + mean) * multiplier  # what would be white
-            scaled = length / top
-            return latent / length * (scaled / (scaled + 1.0) * top)
+            return latent * (top / (length + top))
 
         return io.NodeOutput(tonemap)
 
@@ -366,6 +384,7 @@ class LatentOperationSharpen(io.ComfyNode):
     @classmethod
     def execute(cls, sharpen_radius: int, sigma: float, alpha: float) -> io.NodeOutput:
         def sharpen(latent: Tensor, **kwargs: Any) -> Tensor:  # noqa: ARG001 - public signature
+            samples_of({"samples": latent}, "samples")
             length = torch.linalg.vector_norm(latent, dim=1, keepdim=True) + 1e-6
             kernel = sharpening_kernel(sharpen_radius, sigma, alpha).to(latent)
             return filter_channels(latent / length, kernel) * length

@@ -17,6 +17,7 @@ from comfy_extras.masks.compositing import (
     position,
 )
 from comfy_nodes.limits import MAX_RESOLUTION
+from comfy_nodes.picture_basics import check_count, colours_of, masks_of
 
 
 def side(id: str) -> io.Int.Input:
@@ -39,8 +40,7 @@ class MaskToImage(io.ComfyNode):
 
     @classmethod
     def execute(cls, mask: Tensor) -> io.NodeOutput:
-        flat = mask.reshape(-1, *mask.shape[-2:])
-        return io.NodeOutput(flat.unsqueeze(-1).expand(-1, -1, -1, 3))
+        return io.NodeOutput(masks_of(mask).unsqueeze(-1).expand(-1, -1, -1, 3))
 
     mask_to_image = execute
 
@@ -65,9 +65,14 @@ class ImageToMask(io.ComfyNode):
 
     @classmethod
     def execute(cls, image: Tensor, channel: str) -> io.NodeOutput:
+        if image.shape[-1] < 3 and channel != "alpha":
+            image = colours_of(image)
         index = cls.CHANNELS.index(channel)
         if index >= image.shape[-1]:
-            raise ValueError(f"the picture has {image.shape[-1]} channels, none of them {channel}")
+            raise ValueError(
+                f"image: expected a picture with the channel {channel}, found one of "
+                f"{image.shape[-1]} channels; choose another channel"
+            )
         return io.NodeOutput(image[..., index])
 
     image_to_mask = execute
@@ -97,7 +102,7 @@ class ImageColorToMask(io.ComfyNode):
 
     @classmethod
     def execute(cls, image: Tensor, color: int) -> io.NodeOutput:
-        red, green, blue = (image[..., :3].clamp(0, 1) * 255.0).round().to(torch.int).unbind(-1)
+        red, green, blue = (colours_of(image).clamp(0, 1) * 255.0).round().to(torch.int).unbind(-1)
         packed = torch.bitwise_left_shift(red, 16) + torch.bitwise_left_shift(green, 8) + blue
         return io.NodeOutput((packed == color).float())
 
@@ -165,8 +170,12 @@ class CropMask(io.ComfyNode):
 
     @classmethod
     def execute(cls, mask: Tensor, x: int, y: int, width: int, height: int) -> io.NodeOutput:
-        flat = mask.reshape(-1, *mask.shape[-2:])
-        return io.NodeOutput(flat[:, y : y + height, x : x + width])
+        rows, columns = mask.shape[-2:]
+        if x >= columns or y >= rows:
+            raise ValueError(
+                f"x, y: expected a corner inside the mask of {columns} x {rows}, found {x}, {y}"
+            )
+        return io.NodeOutput(masks_of(mask)[:, y : y + height, x : x + width])
 
     crop = execute
 
@@ -204,8 +213,8 @@ class MaskComposite(io.ComfyNode):
     def execute(
         cls, destination: Tensor, source: Tensor, x: int, y: int, operation: str
     ) -> io.NodeOutput:
-        result = destination.reshape(-1, *destination.shape[-2:]).clone()
-        above = source.reshape(-1, *source.shape[-2:])
+        result, above = masks_of(destination).clone(), masks_of(source)
+        check_count(above.shape[0], result.shape[0], "mask", "source", "destination")
         rows = min(above.shape[-2], result.shape[-2] - y)
         columns = min(above.shape[-1], result.shape[-1] - x)
         if rows > 0 and columns > 0:
@@ -237,7 +246,7 @@ class FeatherMask(io.ComfyNode):
 
     @classmethod
     def execute(cls, mask: Tensor, left: int, top: int, right: int, bottom: int) -> io.NodeOutput:
-        faded = mask.reshape(-1, *mask.shape[-2:]).clone()
+        faded = masks_of(mask).clone()
         rows, columns = faded.shape[-2:]
         for step in range(min(left, columns)):
             faded[:, :, step] *= (step + 1) / min(left, columns)
@@ -273,7 +282,7 @@ class GrowMask(io.ComfyNode):
 
     @classmethod
     def execute(cls, mask: Tensor, expand: int, tapered_corners: bool) -> io.NodeOutput:
-        grown = mask.reshape(-1, 1, *mask.shape[-2:]).float()
+        grown = masks_of(mask).unsqueeze(1).float()
         sign = -1.0 if expand < 0 else 1.0  # shrinking is growing what is not selected
         grown = grown * sign
         farthest = mask.shape[-2] + mask.shape[-1]  # steps after which nothing changes any more

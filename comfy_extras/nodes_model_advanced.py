@@ -82,6 +82,16 @@ def check_levels(sigma_min: float, sigma_max: float) -> None:
         )
 
 
+def check_shift(shift: float) -> None:
+    """Refuse a shift that leaves no noise levels.
+
+    Raises:
+        ValueError: It is not above 0.
+    """
+    if shift <= 0:
+        raise ValueError(f"shift: expected a number above 0, found {shift:g}")
+
+
 # Menu entry -> levels and prediction.
 DISCRETE_KINDS: dict[str, tuple[type, type]] = {
     "eps": (noise_levels.ModelSamplingDiscrete, predictions.EPS),
@@ -141,8 +151,7 @@ class ModelSamplingStableCascade:
 
     def patch(self, model: Any, shift: float) -> tuple[Any]:
         """Larger shifts spend more steps at high noise."""
-        if shift <= 0:
-            raise ValueError(f"shift: expected a number above 0, found {shift:g}")
+        check_shift(shift)
         sampling = advanced_sampling(noise_levels.StableCascadeSampling, predictions.EPS, model)
         sampling.set_parameters(shift)
         return with_sampling(model, sampling)
@@ -161,6 +170,7 @@ class ModelSamplingSD3:
 
     def patch(self, model: Any, shift: float, multiplier: float = 1000) -> tuple[Any]:
         """Larger shifts spend more steps at high noise; the network is told sigma * multiplier."""
+        check_shift(shift)
         sampling = advanced_sampling(
             noise_levels.ModelSamplingDiscreteFlow, predictions.CONST, model
         )

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
+from comfy_nodes.picture_basics import colours_of
 
 
 def dilate(x: Tensor, size: int) -> Tensor:
@@ -84,7 +85,7 @@ HALF = 0.5
 
 def to_yuv(image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Luma and both colour differences [B, H, W] of pictures [B, H, W, C]."""
-    red, green, blue = image[..., 0], image[..., 1], image[..., 2]
+    red, green, blue = colours_of(image).unbind(-1)
     luma = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
     return luma, (blue - luma) * BLUE_SCALE + HALF, (red - luma) * RED_SCALE + HALF
 

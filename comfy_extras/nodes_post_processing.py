@@ -16,6 +16,7 @@ from comfy_api.latest import ComfyExtension, io
 from comfy_extras.gaussian import filter_channels, gaussian_kernel, sharpening_kernel
 from comfy_extras.images.batching import BatchImagesNode, BatchLatentsNode, BatchMasksNode
 from comfy_nodes.image import resized
+from comfy_nodes.picture_basics import check_count, colours_of, scaled_sides
 
 METHODS = ["nearest-exact", "bilinear", "area", "bicubic", "lanczos"]
 PIXELS_PER_MEGAPIXEL = 1024 * 1024
@@ -65,12 +66,8 @@ class Blend(io.ComfyNode):
         image1, image2 = node_helpers.image_alpha_fix(image1, image2.to(image1.device))
         if image1.shape != image2.shape:
             image2 = resized(image2, image1.shape[2], image1.shape[1], "bicubic", "center")
-        counts = {image1.shape[0], image2.shape[0]}
-        if len(counts) > 1 and 1 not in counts:
-            raise ValueError(
-                f"image2: expected one picture or as many as image1 ({image1.shape[0]}), found "
-                f"{image2.shape[0]}"
-            )
+        if image1.shape[0] > 1:
+            check_count(image2.shape[0], image1.shape[0], "picture", "image2", "image1")
         blended = BLEND_MODES[blend_mode](image1, image2)
         mixed = image1 * (1 - blend_factor) + blended * blend_factor
         return io.NodeOutput(mixed.clamp(0, 1))
@@ -154,13 +151,13 @@ class Quantize(io.ComfyNode):
 
     @classmethod
     def execute(cls, image: Tensor, colors: int, dither: str) -> io.NodeOutput:
-        pictures = [_quantized(picture, colors, dither) for picture in image[..., :3]]
+        pictures = [_quantized(picture, colors, dither) for picture in colours_of(image)]
         return io.NodeOutput(torch.stack(pictures))
 
 
 def _quantized(picture: Tensor, colours: int, dither: str) -> Tensor:
     """One picture [H, W, 3] with at most `colours` colours."""
-    full = Image.fromarray((picture * 255).to(torch.uint8).cpu().numpy(), mode="RGB")
+    full = Image.fromarray((picture.clamp(0, 1) * 255).to(torch.uint8).cpu().numpy(), mode="RGB")
     palette = full.quantize(colors=colours)
     if dither == "floyd-steinberg":
         few = full.quantize(colors=colours, palette=palette, dither=Image.Dither.FLOYDSTEINBERG)
@@ -220,11 +217,11 @@ class ImageScaleToTotalPixels(io.ComfyNode):
     ) -> io.NodeOutput:
         rows, columns = image.shape[1:3]
         scale = math.sqrt(megapixels * PIXELS_PER_MEGAPIXEL / (columns * rows))
-        width = round(columns * scale / resolution_steps) * resolution_steps
-        height = round(rows * scale / resolution_steps) * resolution_steps
-        return io.NodeOutput(
-            resized(image, max(1, width), max(1, height), upscale_method, "disabled")
+        width, height = (
+            max(1, round(side * scale / resolution_steps)) * resolution_steps
+            for side in (columns, rows)
         )
+        return io.NodeOutput(resized(image, width, height, upscale_method, "disabled"))
 
 
 def _side(id: str) -> io.Int.Input:
@@ -261,13 +258,11 @@ def _shorter_side(size: int, rows: int, columns: int) -> Size:
     return _in_proportion(size, 0, rows, columns)
 
 
-def _scaled(factor: float, rows: int, columns: int) -> Size:
-    return max(1, round(columns * factor)), max(1, round(rows * factor))
-
-
 # How the wanted size follows from the choice's own inputs and the picture's rows and columns.
 SIZE_RULES: dict[str, Callable[[dict[str, Any], int, int], Size]] = {
-    "scale by multiplier": lambda o, rows, columns: _scaled(o["multiplier"], rows, columns),
+    "scale by multiplier": lambda o, rows, columns: scaled_sides(
+        columns, rows, o["multiplier"], "multiplier"
+    ),
     "scale dimensions": lambda o, rows, columns: _in_proportion(
         o["width"], o["height"], rows, columns
     ),
@@ -279,8 +274,11 @@ SIZE_RULES: dict[str, Callable[[dict[str, Any], int, int], Size]] = {
     ),
     "scale width": lambda o, rows, columns: _in_proportion(o["width"], 0, rows, columns),
     "scale height": lambda o, rows, columns: _in_proportion(0, o["height"], rows, columns),
-    "scale total pixels": lambda o, rows, columns: _scaled(
-        math.sqrt(o["megapixels"] * PIXELS_PER_MEGAPIXEL / (rows * columns)), rows, columns
+    "scale total pixels": lambda o, rows, columns: scaled_sides(
+        columns,
+        rows,
+        math.sqrt(o["megapixels"] * PIXELS_PER_MEGAPIXEL / (rows * columns)),
+        "megapixels",
     ),
     "match size": lambda o, _rows, _columns: (o["match"].shape[2], o["match"].shape[1]),
 }

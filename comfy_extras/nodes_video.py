@@ -18,6 +18,7 @@ from comfy_api.latest.ui.metadata import workflow_texts
 from comfy_execution.context import check_interrupt
 from comfy_extras.extension import entrypoint_of
 from comfy_extras.thread_priority import ordinary_priority
+from comfy_nodes.picture_basics import colours_of
 
 CATEGORY = "image/video"
 WEBM_CODECS = {"vp9": ("libvpx-vp9", "yuv420p"), "av1": ("libsvtav1", "yuv420p10le")}
@@ -100,7 +101,7 @@ def write_webm(
             ) from error
         for image in images:
             check_interrupt()
-            pixels = (image[..., :3] * 255).clamp(0, 255).to("cpu", torch.uint8).numpy()
+            pixels = (colours_of(image) * 255).clamp(0, 255).to("cpu", torch.uint8).numpy()
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         container.mux(stream.encode())
 

@@ -13,6 +13,7 @@ import node_helpers
 from comfy import resize
 from comfy.devices import memory
 from comfy_nodes.limits import MAX_RESOLUTION
+from comfy_nodes.picture_basics import scaled_sides
 
 UPSCALE_METHODS = ["nearest-exact", "bilinear", "area", "bicubic", "lanczos"]
 CROP_METHODS = ["disabled", "center"]
@@ -109,8 +110,13 @@ class ImageScaleBy:
     CATEGORY = "image/upscaling"
 
     def upscale(self, image: Tensor, upscale_method: str, scale_by: float) -> tuple[Tensor]:
-        """Both sides times the factor, rounded; at least one pixel."""
-        height, width = (max(1, round(side * scale_by)) for side in image.shape[1:3])
+        """Both sides times the factor, rounded.
+
+        Raises:
+            ValueError: No pixel would be left of a side.
+        """
+        rows, columns = image.shape[1:3]
+        width, height = scaled_sides(columns, rows, scale_by, "scale_by")
         return (resized(image, width, height, upscale_method, "disabled"),)
 
 

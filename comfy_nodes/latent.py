@@ -24,6 +24,7 @@ from comfy_nodes.latent_basics import (
 )
 from comfy_nodes.latent_joining import LatentBlend, LatentComposite
 from comfy_nodes.limits import MAX_RESOLUTION
+from comfy_nodes.picture_basics import scaled_sides
 
 UPSCALE_METHODS = ["nearest-exact", "bilinear", "area", "bicubic", "bislerp"]
 CROP_METHODS = ["disabled", "center"]
@@ -132,9 +133,13 @@ class LatentUpscaleBy:
     CATEGORY = "latent"
 
     def upscale(self, samples: Latent, upscale_method: str, scale_by: float) -> tuple[Latent]:
-        """Both sides times the factor, rounded to whole cells."""
+        """Both sides times the factor, rounded to whole cells.
+
+        Raises:
+            ValueError: No cell would be left of a side.
+        """
         rows, columns = samples_of(samples, "samples").shape[-2:]
-        width, height = max(1, round(columns * scale_by)), max(1, round(rows * scale_by))
+        width, height = scaled_sides(columns, rows, scale_by, "scale_by")
         resized = resize.common_upscale(
             samples["samples"], width, height, upscale_method, "disabled"
         )

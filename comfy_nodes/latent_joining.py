@@ -9,6 +9,7 @@ from torch import Tensor
 
 from comfy import resize
 from comfy_nodes.latent_basics import CELL, Latent, check_alike, pixels_input, replaced
+from comfy_nodes.picture_basics import check_count
 
 
 class LatentComposite:
@@ -87,6 +88,8 @@ class LatentBlend:
         first, second = samples1["samples"], samples2["samples"]
         if first.shape != second.shape:
             check_alike(first.shape, second, "samples2")
+            if first.shape[0] > 1:
+                check_count(second.shape[0], first.shape[0], "latent", "samples2", "samples1")
             columns, rows = first.shape[-1], first.shape[-2]
             second = resize.common_upscale(second, columns, rows, "bicubic", "center")
         return (replaced(samples1, first * blend_factor + second * (1 - blend_factor)),)

@@ -12,6 +12,7 @@ from torch import Tensor
 import node_helpers
 from comfy_nodes.conditioning import Conditioning
 from comfy_nodes.latent_basics import Latent
+from comfy_nodes.picture_basics import check_count, colours_of, masks_of
 
 
 class VAEDecode:
@@ -265,12 +266,8 @@ def fit_mask(pixels: Tensor, mask: Tensor, cell: int) -> tuple[Tensor, Tensor]:
     """
     check_sides(pixels, cell)
     rows, columns = pixels.shape[1], pixels.shape[2]
-    mask = mask.reshape(-1, 1, *mask.shape[-2:])
-    if mask.shape[0] not in (1, pixels.shape[0]):
-        raise ValueError(
-            f"mask: expected one mask or as many as pixels has pictures ({pixels.shape[0]}), found "
-            f"{mask.shape[0]}; repeat or cut one of them to the other's number"
-        )
+    mask = masks_of(mask).unsqueeze(1)
+    check_count(mask.shape[0], pixels.shape[0], "mask", "mask", "pixels")
     mask = torch.nn.functional.interpolate(mask, size=(rows, columns), mode="bilinear")
     height, width = rows // cell * cell, columns // cell * cell
     top, left = (rows - height) // 2, (columns - width) // 2
@@ -281,7 +278,7 @@ def fit_mask(pixels: Tensor, mask: Tensor, cell: int) -> tuple[Tensor, Tensor]:
 def grey_out(pixels: Tensor, mask: Tensor) -> Tensor:
     """The picture with mid grey where the mask [B, 1, H, W] is 0.5 or more."""
     keep = (1.0 - mask.round()).squeeze(1).unsqueeze(-1)
-    colours = (pixels[..., :3] - 0.5) * keep + 0.5
+    colours = (colours_of(pixels) - 0.5) * keep + 0.5
     return torch.cat([colours, pixels[..., 3:]], dim=-1)
 
 

@@ -76,6 +76,12 @@ class VAE(TiledCoding):
         weights = dict(sd or {})
         if is_diffusers_vae(weights):
             weights = convert_vae_state_dict(weights)
+        for inner in ("encoder.quant_conv.", "decoder.post_quant_conv."):  # another spelling
+            plain = inner.partition(".")[2]
+            weights = {
+                plain + key.removeprefix(inner) if key.startswith(inner) else key: value
+                for key, value in weights.items()
+            }
         spec = custom_spec(config) if config is not None else detect_autoencoder(weights, metadata)
         if spec is None:
             name = unsupported.name_of(weights)
@@ -299,8 +305,8 @@ class VAE(TiledCoding):
         Raises:
             ValueError: They are smaller than a latent cell.
         """
-        if self.output_channels == COLOURS and pixels.shape[-1] == COLOURS + 1:
-            pixels = pixels[..., :COLOURS]
+        if self.output_channels == COLOURS:
+            pixels = _in_colours(pixels)
         whole = self.vae_encode_crop_pixels(pixels)
         if 0 in whole.shape:
             raise ValueError(
@@ -360,6 +366,13 @@ class VAE(TiledCoding):
             return self.first_stage_model.encode(pixels).to(self.output_device).float()
 
         return encode
+
+
+def _in_colours(pixels: Tensor) -> Tensor:
+    """Pictures without transparency; grey ones have the same value in all colours."""
+    if pixels.shape[-1] < COLOURS:
+        return pixels[..., :1].expand(*pixels.shape[:-1], COLOURS)
+    return pixels[..., :COLOURS]
 
 
 def _spatial(ratio: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import node_helpers
 from comfy_api.latest import io
 from comfy_extras.nodes_latent import join_latents
 from comfy_nodes.image import resized
@@ -26,8 +27,7 @@ def _batch(parts: list[Tensor]) -> Tensor:
     channels = max(part.shape[-1] for part in parts)
     fitted = []
     for part in parts:
-        opaque = torch.ones(*part.shape[:3], channels - part.shape[-1]).to(part)
-        whole = torch.cat([part, opaque], dim=-1)
+        whole = node_helpers.with_channels(part, channels)
         if part.shape[1:3] != (rows, columns):
             whole = resized(whole, columns, rows, "bilinear", "center")
         fitted.append(whole)

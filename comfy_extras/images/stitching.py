@@ -79,8 +79,8 @@ def _with_side(image: Tensor, axis: int, size: int) -> Tensor:
     """The picture scaled in proportion until the side along `axis` is `size` pixels."""
     rows, columns = image.shape[1], image.shape[2]
     if axis == 1:
-        return resized(image, int(size * columns / rows), size, "lanczos", "disabled")
-    return resized(image, size, int(size * rows / columns), "lanczos", "disabled")
+        return resized(image, max(1, int(size * columns / rows)), size, "lanczos", "disabled")
+    return resized(image, size, max(1, int(size * rows / columns)), "lanczos", "disabled")
 
 
 def _same_channels(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from comfy import resize
 from comfy_api.latest import io
 from comfy_nodes.latent_basics import check_alike, samples_of
 from comfy_nodes.limits import MAX_RESOLUTION
+from comfy_nodes.picture_basics import masks_of
 
 CELL = 8  # pixels per latent cell and axis
 
@@ -61,7 +62,7 @@ def _weight(mask: Tensor | None, source: Tensor) -> Tensor:
     """Weight of each cell of the source [B, 1, (1,) H, W]."""
     if mask is None:
         return torch.ones_like(source[:, :1])
-    flat = mask.to(source.device).reshape(-1, 1, *mask.shape[-2:])
+    flat = masks_of(mask).unsqueeze(1).to(source.device)
     flat = interpolate(flat, size=source.shape[-2:], mode="bilinear")
     weight = resize.repeat_to_batch_size(flat, source.shape[0])
     return weight.unsqueeze(2) if source.ndim == 5 else weight

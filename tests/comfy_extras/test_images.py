@@ -267,7 +267,7 @@ def test_masks_combine(operation: str, expected: float) -> None:
 
 
 def test_a_missing_channel_is_named() -> None:
-    with pytest.raises(ValueError, match="3 channels, none of them alpha"):
+    with pytest.raises(ValueError, match="channel alpha, found one of 3 channels"):
         nodes_mask.ImageToMask.execute(picture(), "alpha")
 
 

@@ -34,7 +34,6 @@ from comfy_extras.masks.compositing import LatentCompositeMasked
 from comfy_extras.nodes_images import ImageScaleToMaxDimension, ResizeAndPadImage
 from comfy_extras.nodes_ip2p import InstructPixToPixConditioning
 from comfy_extras.nodes_post_processing import Blend
-from comfy_nodes.image import ImageScaleBy
 from comfy_nodes.latent import (
     EmptyLatentImage,
     LatentFlip,
@@ -254,14 +253,11 @@ def test_sounds_have_no_sides(change: Callable[[Any], Any]) -> None:
         change(latent(1, 64, 8))
 
 
-def test_no_latent_shrinks_to_nothing() -> None:
-    made = LatentUpscaleBy().upscale(latent(1, 4, 8, 8), "bilinear", 0.01)[0]
-    assert ImageScaleBy().upscale(torch.ones(1, 9, 1, 3), "area", 0.01)[0].shape == (1, 1, 1, 3)
+def test_nothing_shrinks_to_nothing() -> None:
     thin = torch.ones(1, 1, 100, 3)
     padded = ResizeAndPadImage.execute(thin, 10, 10, "black", "area")[0]
     assert padded.sum() == 30
     assert ImageScaleToMaxDimension.execute(thin, "area", 10)[0].shape == (1, 1, 10, 3)
-    assert made["samples"].shape == (1, 4, 1, 1)
     with pytest.raises(ValueError, match="cannot resize to 0 x 4"):
         common_upscale(torch.zeros(1, 3, 8, 8), 0, 4, "bilinear", "center")
 
