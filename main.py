@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import folder_paths
 from comfy import cli_args
 from comfy_execution import supervisor
-from utils import policies, start_up
+from utils import policies, start_up, thread_scope
 
 if TYPE_CHECKING:
     from comfy_execution.executor import ExecutorOptions
@@ -321,7 +321,8 @@ def main(argv: Sequence[str]) -> int:
     for flag in cli_args.ineffective(cli_args.build_parser(), argv):
         logger.warning("%s is accepted but has no effect here", flag)
     start_up.prepare_interpreter(keep_pages=not args.disable_cpu_tuning)
-    asyncio.run(Program(args, argv, logs).serve())
+    with thread_scope.inherited_by_threads() if args.auth else contextlib.nullcontext():
+        asyncio.run(Program(args, argv, logs).serve())
     return 0
 
 
