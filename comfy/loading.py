@@ -22,7 +22,7 @@ from comfy.families.family import ModelFamily, strip_prefixes
 from comfy.families.text_sizes import text_model_configs
 from comfy.patching.dynamic import core_patcher_class
 from comfy.patching.patcher import ModelPatcher
-from comfy.text_encoders import qwen, umt5
+from comfy.text_encoders import mistral, qwen, tekken, umt5
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, EMBEDDED, find_pieces
 from comfy.vae.vae import VAE
@@ -53,7 +53,10 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     umt5.NAME: umt5.find_umt5_pieces,
     qwen.QWEN25_7B: qwen.find_qwen_pieces,
     qwen.QWEN3_4B: qwen.find_qwen_pieces,
+    mistral.NAME: tekken.find_tekken_pieces,
 }
+# Tensors of bytes that are vocabularies, not weights.
+EMBEDDED_NAMES = (EMBEDDED, tekken.EMBEDDED)
 
 
 class UnknownArchitectureError(WeightFileError):
@@ -188,7 +191,7 @@ def _checkpoint_clip(
     sizes = text_model_configs(weights, read_hints(metadata, "text_config"))
     settings = dict(options or {})
     folders = settings.pop(FOLDERS_OPTION, ())
-    network = {key: value for key, value in weights.items() if not key.endswith(EMBEDDED)}
+    network = {key: value for key, value in weights.items() if not key.endswith(EMBEDDED_NAMES)}
     return CLIP(
         target,
         embedding_directory=embedding_directory,

@@ -18,6 +18,7 @@ from comfy.families import openclip
 from comfy.families.family import ClipTarget
 from comfy.families.text_sizes import llm_dtype, t5_dtype, text_model_configs
 from comfy.loading import (
+    EMBEDDED_NAMES,
     FOLDERS_OPTION,
     Options,
     StateDict,
@@ -26,7 +27,7 @@ from comfy.loading import (
     state_dict_in_words,
     vocabulary_beside,
 )
-from comfy.text_encoders import qwen, umt5
+from comfy.text_encoders import mistral, qwen, tekken, umt5
 from comfy.text_encoders.chroma import ChromaTokenizer, chroma_clip
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip
@@ -40,7 +41,6 @@ from comfy.text_encoders.sdxl import (
     StableCascadeClipModel,
     StableCascadeTokenizer,
 )
-from comfy.text_encoders.t5_pieces import EMBEDDED
 from comfy.weights import state_dict as files
 from comfy.weights.header_hints import read_hints
 from comfy.weights.marks import cannot_run
@@ -90,10 +90,11 @@ UNSUPPORTED_MARKS = (
     ("model.layers.0.post_feedforward_layernorm.weight", "Gemma"),
     ("model.layers.0.self_attn.q_norm.weight", "Qwen 3 2B (Ovis)"),
     ("model.layers.0.self_attn.k_proj.bias", "Qwen 2.5 3B (OmniGen 2)"),
-    ("model.layers.0.post_attention_layernorm.weight", "Llama or Mistral"),
+    ("model.layers.0.post_attention_layernorm.weight", "Llama"),
 )
 T5_WIDTHS = {2048: "T5-XL (AuraFlow)", 768: "T5-base (Stable Audio, ACE-Step)", 1472: "ByT5"}
 
+MISTRAL_WIDTH = 5120  # that of Llama is 4096
 OTHER_QWEN_WIDTH = 2048  # Qwen 2.5 3B (OmniGen 2) and Qwen 3 2B (Ovis)
 
 # Encoder -> classes that use it alone; a type with classes of its own stands beside it.
@@ -152,7 +153,7 @@ def load_clip(
                 path,
                 cannot_run(unsupported) if unsupported else found,
                 "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or bigG), T5-XXL, UMT5-XXL, "
-                "Qwen 2.5 7B or Qwen 3 4B",
+                "Qwen 2.5 7B, Qwen 3 4B or Mistral Small 3",
             )
         parts.append(part)
         metadata.update(header or {})
@@ -180,7 +181,7 @@ def load_text_encoder_state_dicts(
     """
     parts = [as_clip_keys(part) for part in state_dicts]
     kinds = [detect_encoder(part) for part in parts]
-    vocabularies = [part.pop(EMBEDDED) for part in parts if EMBEDDED in part]
+    held = {name: part.pop(name) for part in parts for name in EMBEDDED_NAMES if name in part}
     everything = {key: value for part in parts for key, value in part.items()}
     target = _target(kinds, clip_type, t5_dtype(everything) or llm_dtype(everything))
     whole = {
@@ -191,7 +192,7 @@ def load_text_encoder_state_dicts(
     sizes = text_model_configs(whole, read_hints(metadata, "text_config"))
     options = dict(model_options or {})
     folders = options.pop(FOLDERS_OPTION, ())
-    data = {EMBEDDED: vocabularies[0]} if vocabularies else vocabulary_beside(whole, folders)
+    data = held or vocabulary_beside(whole, folders)
     return CLIP(
         target,
         embedding_directory=embedding_directory,
@@ -227,6 +228,8 @@ def _target(
         return ClipTarget(qwen.QwenImageTokenizer, model)
     if names == [qwen.QWEN3_4B]:
         return ClipTarget(qwen.ZImageTokenizer, qwen.qwen_clip(qwen.ZImageTEModel, kept))
+    if names == [mistral.NAME]:
+        return ClipTarget(mistral.Flux2Tokenizer, mistral.flux2_clip(kept))
     if len(names) == 1 and names[0] in SINGLE_TARGETS:
         special = SPECIAL_TARGETS.get((names[0], clip_type))
         return special or SINGLE_TARGETS[names[0]]
@@ -236,7 +239,8 @@ def _target(
         f"text encoders {', '.join(names)} for type {clip_type.name.lower()} cannot be loaded; "
         "known: one of clip_l, clip_h, clip_g; clip_l with clip_g for SDXL; clip_l with t5xxl for "
         "type flux; t5xxl for type chroma; clip_l, clip_g and t5xxl, or some of them, for type "
-        "sd3; umt5xxl for type wan; qwen25_7b for type qwen_image; qwen3_4b for Z-Image"
+        "sd3; umt5xxl for type wan; qwen25_7b for type qwen_image; qwen3_4b for Z-Image; "
+        "mistral3_24b for type flux2"
     )
 
 
@@ -257,14 +261,17 @@ def detect_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
 
 
 def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
-    """Qwen 2.5 or Qwen 3, but those of the width that other families use."""
+    """Mistral, Qwen 2.5 or Qwen 3, but those of the width that other families use."""
     norm = state_dict.get("model.layers.0.post_attention_layernorm.weight")
     is_gemma = "model.layers.0.post_feedforward_layernorm.weight" in state_dict
     if norm is None or is_gemma or norm.shape[0] == OTHER_QWEN_WIDTH:
         return None
     if "model.layers.0.self_attn.q_norm.weight" in state_dict:
         return qwen.QWEN3_4B
-    return qwen.QWEN25_7B if "model.layers.0.self_attn.k_proj.bias" in state_dict else None
+    if "model.layers.0.self_attn.k_proj.bias" in state_dict:
+        return qwen.QWEN25_7B
+    is_mistral = norm.shape[0] == MISTRAL_WIDTH or tekken.EMBEDDED in state_dict
+    return mistral.NAME if is_mistral else None
 
 
 def _t5_name(state_dict: Mapping[str, Tensor]) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from comfy.families import (
     chroma,
     flux,
+    flux2,
     hunyuan3d,
     qwen_image,
     sd3,
@@ -42,6 +43,7 @@ MODEL_FAMILIES: list[type[ModelFamily]] = [
     flux.FluxInpaint,
     flux.Flux,
     flux.FluxSchnell,
+    flux2.Flux2,
     chroma.Chroma,
     qwen_image.ZImage,
     wan.WAN22_T2V,

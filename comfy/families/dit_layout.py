@@ -20,12 +20,13 @@ MMDIT_HEAD = 64  # channels of a head in every network of the layout
 FLUX_MARK = "double_blocks.0.img_attn.norm.key_norm.scale"
 MMDIT_MARK = "joint_blocks.0.context_block.attn.qkv.weight"
 CHROMA_MARK = "distilled_guidance_layer.norms.0.scale"
+FLUX2_MARK = "double_stream_modulation_img.lin.weight"
 RADIANCE_MARK = "nerf_blocks.0.norm.scale"
 # Keys of relatives of FLUX that have the mark too and are other networks.
 FLUX_RELATIVES = (
     CHROMA_MARK,
     "distilled_guidance_layer.0.norms.0.scale",
-    "double_stream_modulation_img.lin.weight",
+    FLUX2_MARK,
 )
 
 
@@ -100,6 +101,45 @@ def read_chroma_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> di
         "out_dim": shapes[f"{maker}out_proj.weight"][0],
         "hidden_dim": hidden,
         "n_layers": shapes.count(f"{maker}layers."),
+    }
+
+
+def read_flux2_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict[str, Any] | None:
+    """As `read_flux_config`, of FLUX.2: no biases, one modulation for all blocks of a kind."""
+    if prefix + FLUX2_MARK not in state_dict or prefix + "img_in.weight" not in state_dict:
+        return None
+    shapes = Shapes(state_dict, prefix, "FLUX.2")
+    width, channels = shapes["img_in.weight"]
+    head_size = shapes[FLUX_MARK][0]
+    if width % head_size or head_size % 8:
+        raise BrokenModelError(
+            f"{prefix}img_in.weight makes {width} channels in heads of {head_size} "
+            f"({prefix}{FLUX_MARK}); heads must divide them and have a multiple of 8 channels"
+        )
+    return {
+        "image_model": "flux2",
+        "in_channels": channels,
+        "out_channels": shapes["final_layer.linear.weight"][0],
+        "patch_size": 1,
+        "vec_in_dim": None,
+        "context_in_dim": shapes["txt_in.weight"][1],
+        "hidden_size": width,
+        "mlp_ratio": shapes["double_blocks.0.img_mlp.2.weight"][1] / width,
+        "num_heads": width // head_size,
+        "depth": shapes.count("double_blocks."),
+        "depth_single_blocks": shapes.count("single_blocks."),
+        "axes_dim": [head_size // 4] * 4,
+        "theta": 2000,
+        "qkv_bias": False,
+        "ops_bias": False,
+        "global_modulation": True,
+        "mlp_silu_act": True,
+        "guidance_embed": "guidance_in.in_layer.weight" in shapes,
+        "txt_ids_dims": [3],
+        "default_ref_method": "index",
+        "ref_index_scale": 10.0,
+        "yak_mlp": False,
+        "txt_norm": False,
     }
 
 

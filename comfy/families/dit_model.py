@@ -1,4 +1,4 @@
-"""Base models of the diffusion transformers: Stable Diffusion 3, FLUX.1 and Chroma."""
+"""Base models of the diffusion transformers: Stable Diffusion 3, FLUX.1, FLUX.2 and Chroma."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from comfy.ldm.flux.model import Flux as FluxNetwork
 from comfy.ldm.mmdit.model import OpenAISignatureMMDITWrapper
 
 USUAL_GUIDANCE = 3.5
+FLUX2_TOKENS = 512
 MASK_CELL = 8  # pixels of a mask's side that share a latent cell
 
 
@@ -134,6 +135,18 @@ class Flux(TransformerModel):
         channels = self.latent_format.latent_channels
         cells = sum(math.prod(latent.shape) for latent in references) // channels
         return {"ref_latents": [1, channels, cells]}
+
+
+class Flux2(Flux):
+    """FLUX.2: texts shorter than those of its training have zeros before them."""
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        """As FLUX.1, with the text filled up to 512 tokens."""
+        text = kwargs.get("cross_attn")
+        if text is not None and text.shape[1] < FLUX2_TOKENS:
+            missing = FLUX2_TOKENS - text.shape[1]
+            kwargs["cross_attn"] = functional.pad(text, (0, 0, missing, 0))
+        return super().extra_conds(**kwargs)
 
 
 class Chroma(Flux):

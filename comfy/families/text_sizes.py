@@ -14,7 +14,7 @@ from comfy.families.unet_layout import count_consecutive
 CHANNELS_PER_HEAD = 64  # what every published CLIP text encoder uses
 ENCODERS = ("clip_l", "clip_g", "clip_h")
 T5_ENCODERS = ("t5xxl", "umt5xxl")
-LLM_ENCODERS = ("qwen25_7b", "qwen3_4b")
+LLM_ENCODERS = ("qwen25_7b", "qwen3_4b", "mistral3_24b")
 LLM_HEAD = 128  # channels of a head where no norm tells
 T5_ATTENTION = "layer.0.SelfAttention"
 
@@ -70,6 +70,7 @@ def _llm_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]
         "num_attention_heads": _shape(state_dict, f"{layer}self_attn.q_proj.weight")[0] // head,
         "num_key_value_heads": _shape(state_dict, f"{layer}self_attn.k_proj.weight")[0] // head,
         "head_dim": head,
+        "final_norm": f"{prefix}norm.weight" in state_dict,
     }
 
 

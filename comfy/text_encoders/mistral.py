@@ -105,11 +105,17 @@ class ThreeLayers(DecoderLLM):
             )
 
     def forward(
-        self, *args: Any, intermediate_output: Intermediate = None, **kwargs: Any
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None = None,
+        embeds: Tensor | None = None,
+        num_tokens: Any = None,
+        intermediate_output: Intermediate = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """The last states and those asked for by number ``[B, 3, L, D]``."""
+        """The last states and those before the three layers ``[B, 3, L, D]``."""
         del intermediate_output
-        return super().forward(*args, intermediate_output=TAKEN, **kwargs)
+        return super().forward(input_ids, attention_mask, embeds, num_tokens, TAKEN, **kwargs)
 
 
 class Mistral3Model(SDClipModel):

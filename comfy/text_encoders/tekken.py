@@ -104,7 +104,7 @@ def tokenizer_of(described: Mapping[str, Any]) -> Tokenizer:
 
 def pairs(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
     """Pairs of pieces that join into a piece, those of lower rank first."""
-    found = []
+    found: list[tuple[int, int, int, bytes, bytes]] = []
     for piece, rank in ranks.items():
         halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
         known = [(ranks[a], ranks[b], a, b) for a, b in halves if a in ranks and b in ranks]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comfy.ldm.autoencoder.kl import AutoencoderKL
+from comfy.ldm.autoencoder.kl import AutoencoderKL, PatchedAutoencoderKL
 from comfy.ldm.autoencoder.layers import AutoencoderConfig
 from comfy.ldm.autoencoder.pixels import PixelspaceConversionVAE
 from comfy.ldm.autoencoder.temporal import TemporalAutoencoder
@@ -26,6 +26,7 @@ StateDict = Mapping[str, Tensor]
 Metadata = Mapping[str, str] | None
 USUAL_NORM_GROUPS = 32
 HUNYUAN_IMAGE_CHANNELS = 64  # of latents; the keys are alike, the network is another
+PATCHED_MARK = "bn.running_mean"
 TEMPORAL_MARK = "decoder.mid.block_1.mix_factor"
 BASE_RESOLUTION = 1024  # any; only says at which level an attention sits
 
@@ -62,13 +63,15 @@ def detect_kl(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
     first = weights.get("decoder.conv_in.weight")
     if first is None or first.ndim != 4 or "decoder.mid.attn_1.q.weight" not in weights:
         return None
-    if TEMPORAL_MARK in weights or "bn.running_mean" in weights:
+    if TEMPORAL_MARK in weights:
         return None
     if first.shape[1] == HUNYUAN_IMAGE_CHANNELS:
         return None
     config = kl_config(weights, metadata)
     inner = weights.get("post_quant_conv.weight")
     embed_dim = None if inner is None else inner.shape[1]
+    if PATCHED_MARK in weights and embed_dim is not None:
+        return patched_kl(config, embed_dim)
     return AutoencoderSpec(
         name="AutoencoderKL",
         build=functools.partial(AutoencoderKL, config, embed_dim),
@@ -78,6 +81,26 @@ def detect_kl(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
         output_channels=config.out_ch,
         downscale_ratio=config.downscale_ratio,
         upscale_ratio=config.downscale_ratio,
+    )
+
+
+def patched_kl(config: AutoencoderConfig, embed_dim: int) -> AutoencoderSpec:
+    """That of FLUX.2, four cells of whose latent are one."""
+    patch = PatchedAutoencoderKL.patch
+
+    def memory_decode(shape: Sequence[int], dtype: torch.dtype) -> float:
+        return kl_memory_decode((*shape[:2], shape[2] * patch, shape[3] * patch), dtype)
+
+    return AutoencoderSpec(
+        name="AutoencoderKL of patches",
+        build=functools.partial(PatchedAutoencoderKL, config, embed_dim),
+        memory_encode=kl_memory_encode,
+        memory_decode=memory_decode,
+        latent_channels=embed_dim * patch**2,
+        output_channels=config.out_ch,
+        downscale_ratio=config.downscale_ratio * patch,
+        upscale_ratio=config.downscale_ratio * patch,
+        default_weights={"num_batches_tracked": torch.zeros_like},
     )
 
 

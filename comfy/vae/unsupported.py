@@ -12,7 +12,6 @@ from comfy.weights.marks import Marks, first_match
 
 # Keys that every autoencoder of a kind has -> its name; the first match wins.
 AUTOENCODERS: Marks = (
-    (("bn.running_mean",), "FLUX.2"),
     (("vquantizer.codebook.weight",), "Stable Cascade, stage A"),
     (("backbone.1.0.block.0.1.num_batches_tracked",), "Stable Cascade, encoder of stage C"),
     (("encoder.backbone.1.0.block.0.1.num_batches_tracked",), "Stable Cascade, stage C"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from comfy import ops
 from comfy.ldm.autoencoder.layers import AutoencoderConfig, Decoder, Encoder, LayerMaker
@@ -100,3 +101,43 @@ class AutoencoderKL(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """There and back."""
         return self.decode(self.encode(x))
+
+
+class PatchedAutoencoderKL(AutoencoderKL):
+    """With 2 x 2 cells of a latent in one, each channel normalised by what was seen in training
+    (FLUX.2)."""
+
+    patch = 2
+    bn_eps = 1e-4
+
+    def __init__(
+        self,
+        ddconfig: Mapping[str, Any] | AutoencoderConfig,
+        embed_dim: int,
+        dtype: Any = None,
+        device: Any = None,
+        operations: Any = ops.disable_weight_init,
+    ) -> None:
+        super().__init__(ddconfig, embed_dim, False, dtype, device, operations)
+        self.bn = nn.BatchNorm2d(
+            embed_dim * self.patch**2, eps=self.bn_eps, affine=False, dtype=dtype, device=device
+        )
+
+    def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        mean, variance = self.bn.running_mean, self.bn.running_var
+        assert mean is not None  # it tracks them
+        assert variance is not None
+        spread = (variance.float() + self.bn_eps).sqrt()
+        return mean.to(like)[:, None, None], spread.to(like)[:, None, None]
+
+    def encode(self, x: Tensor, return_reg_log: bool = False, **_: Any) -> Any:
+        """Latent ``[B, 4 * z, h, w]`` of a picture; see `AutoencoderKL.encode`."""
+        cells = functional.pixel_unshuffle(super().encode(x), self.patch)
+        mean, spread = self._statistics(cells)
+        z = (cells - mean) / spread
+        return (z, {}) if return_reg_log else z
+
+    def decode(self, z: Tensor, **options: Any) -> Tensor:
+        """Picture about -1..1 of a latent."""
+        mean, spread = self._statistics(z)
+        return super().decode(functional.pixel_shuffle(z * spread + mean, self.patch), **options)

@@ -30,6 +30,7 @@ class LLMConfig:
         num_key_value_heads: Heads of keys and values; several heads of queries share one.
         qkv_bias: Whether the projections have biases (Qwen 2.5).
         qk_norm: Whether queries and keys are normed (Qwen 3).
+        final_norm: Whether the last states are normed (not where the last layers were cut off).
     """
 
     vocab_size: int = 151936
@@ -43,6 +44,7 @@ class LLMConfig:
     rope_theta: float = 1000000.0
     qkv_bias: bool = False
     qk_norm: bool = True
+    final_norm: bool = True
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -155,7 +157,9 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(
             Layer(config, operations, **place) for _ in range(config.num_hidden_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
+        self.norm: nn.Module = nn.Identity()
+        if config.final_norm:
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
 
     def forward(
         self,

@@ -15,6 +15,7 @@ from comfy.families import (
     chroma,
     detection,
     flux,
+    flux2,
     hunyuan3d,
     qwen_image,
     sd3,
@@ -70,6 +71,7 @@ FLUX = {
 }
 CHROMA = {**{k: v for k, v in FLUX.items() if k != "guidance_embed"}, "in_channels": 64}
 CHROMA |= {"out_channels": 64, "out_dim": 32, "hidden_dim": 16, "n_layers": 1}
+FLUX2 = {**FLUX, "in_channels": 128, "out_channels": 128, "patch_size": 1}
 HUNYUAN3D = {
     "in_channels": 64,
     "context_in_dim": 16,
@@ -144,6 +146,7 @@ CASES = {
     "sd3": (sd3.SD3, MMDIT),
     "flux": (flux.Flux, FLUX),
     "flux_guidance_ref": (flux.Flux, FLUX),
+    "flux2": (flux2.Flux2, FLUX2),
     "flux_fill": (flux.FluxInpaint, {**FLUX, "in_channels": 96}),
     "flux_fill_nomask": (flux.FluxInpaint, {**FLUX, "in_channels": 96}),
     "flux_control": (flux.Flux, {**FLUX, "in_channels": 32}),

@@ -100,6 +100,7 @@ NOT_IN_THE_RECORD = {
         "Qwen-Image",
         "Qwen-Image layered",
         "Z-Image",
+        "Flux2 dev",
         "Hunyuan3D 2",
         "Hunyuan3D 2 mini",
     ],

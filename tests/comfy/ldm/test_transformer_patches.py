@@ -21,6 +21,7 @@ from tests.support.golden_nets import read_golden_net
 NETWORKS: dict[str, Any] = {
     "flux": Flux,
     "chroma": Chroma,
+    "flux2": Flux,
     "hunyuan3d2": Hunyuan3Dv2,
     "sd3_mmdit": OpenAISignatureMMDITWrapper,
     "qwen_image": QwenImageTransformer2DModel,
