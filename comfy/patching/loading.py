@@ -69,7 +69,8 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
 
         Args:
             device_to: Device of resident weights; None leaves weights where they rest.
-            lowvram_model_memory: Budget of resident bytes; 0 means all.
+            lowvram_model_memory: Budget of resident bytes; 0 keeps what cannot stream, no more.
+                Where nothing streams (on the CPU, without a device) there is no budget.
             force_patch_weights: Patch again even where the same patches are shown.
             full_load: Make everything resident whatever the budget.
         Raises:
@@ -83,12 +84,12 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
             self._forget_order()
             self.residence.device = device_to
             used = 0
-            budget = 0 if full_load else lowvram_model_memory
+            whole = full_load or device_to is None or device_to.type == "cpu"
             entries = self._entries()
             sharing.take(self.residence, (entry.module for entry in entries))
             for entry in entries:
                 throw_exception_if_processing_interrupted()
-                fits = budget <= 0 or used + entry.module_bytes <= budget
+                fits = whole or used + entry.module_bytes <= lowvram_model_memory
                 if fits or not is_castable(entry.module):
                     self._make_resident(entry, device_to, force_patch_weights)
                     used += entry.module_bytes
@@ -230,18 +231,17 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
     def partially_load(
         self, device_to: torch.device, extra_memory: int = 0, force_patch_weights: bool = False
     ) -> int:
-        """Show this view with up to `extra_memory` more bytes resident.
+        """Show this view with up to `extra_memory` more bytes resident; with 0, as many as now.
 
         Returns:
-            Bytes by which the resident weights grew.
+            Bytes by which the resident weights grew; fewer than 0 where `extra_memory` is.
         """
         before = self.residence.loaded_bytes
         budget = before + extra_memory
-        if budget >= self.model_size():
-            budget = 0
+        everything = budget >= self.model_size()
         self.patch_model(
             device_to,
-            lowvram_model_memory=budget if budget == 0 else max(budget, 1),
+            lowvram_model_memory=0 if everything else max(budget, 1),
             force_patch_weights=force_patch_weights,
         )
         return self.residence.loaded_bytes - before

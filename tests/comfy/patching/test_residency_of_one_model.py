@@ -215,3 +215,42 @@ def test_a_model_built_on_the_device_can_rest_on_the_cpu(accelerator: Any) -> No
     residency.unload_all_models()
     assert used(accelerator) == 0
     assert model.out.weight.device == CPU
+
+
+def test_a_load_within_no_bytes_keeps_only_what_cannot_stream(accelerator: Any) -> None:
+    model = Network()
+    want, before = on_cpu(model), snapshot(model)
+    fixed = model.scale.nbytes + model.table.nbytes
+    for load in ("load", "partially_load"):
+        patcher = patcher_of(model, accelerator)
+        getattr(patcher, load)(patcher.load_device)
+        assert patcher.loaded_size() == fixed == used(accelerator)
+        assert torch.equal(run(model, accelerator), want)
+        patcher.detach()
+        assert_untouched(model, before)
+    patcher.load(patcher.load_device, full_load=True)
+    assert patcher.loaded_size() == bytes_of(model)
+    assert patcher.partially_load(patcher.load_device) == 0
+    assert patcher.loaded_size() == bytes_of(model)
+    half = bytes_of(model) // 2
+    assert patcher.partially_load(patcher.load_device, -half) <= -half
+    kept = patcher.loaded_size()
+    assert patcher.partially_load(patcher.load_device, 0) == 0
+    assert patcher.loaded_size() == kept
+    assert patcher.partially_load(patcher.load_device, -10 * half) == fixed - kept
+    patcher.patch_model(patcher.load_device, lowvram_model_memory=0)  # here 0 means everything
+    assert patcher.loaded_size() == bytes_of(model)
+    patcher.detach()
+    assert_untouched(model, before)
+
+
+def test_on_the_cpu_a_load_shows_everything_whatever_the_budget() -> None:
+    model = Network()
+    before = snapshot(model)
+    patcher = ModelPatcher(model, CPU, CPU)
+    patcher.add_patches({"out.bias": (torch.ones(4),)})
+    for load in (patcher.load, patcher.partially_load):
+        load(CPU)
+        assert torch.equal(model.out.bias, before["out.bias"][1] + 1)
+        patcher.detach()
+        assert_untouched(model, before)
