@@ -55,7 +55,7 @@ class OnBaseModule(Injections):
         state = self.residence
         memo: dict[int, Any] = {}
         for key, home in [*state.hooked.items(), *state.home.items()]:
-            memo[id(attributes.find_attr(self.model, key))] = copy.deepcopy(home)
+            memo[id(attributes.find_attr(self.model, key))] = state.plain_copy(key, home)
         for name, saved in state.streaming.items():
             layer = attributes.find_attr(self.model, name)
             if layer is not None:

@@ -110,6 +110,12 @@ class ModuleLoading(WeightPatching):
         self, module: nn.Module, prefix: str, name: str, device: torch.device | None
     ) -> None:
         """Call `patch_weight_to_device`, which subclasses replace, on the original weight."""
+        method = getattr(self.patch_weight_to_device, "__func__", None)
+        if method is WeightPatching.patch_weight_to_device:
+            if self.residence.lending(prefix + name) is None:
+                self.residence.put_back(module, prefix, name)
+            self.patch_weight_to_device(prefix + name, device_to=device)
+            return
         self.residence.put_back(module, prefix, name)
         original = self.residence.original(module, prefix, name)
         self.patch_weight_to_device(prefix + name, device_to=device)

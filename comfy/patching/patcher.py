@@ -305,7 +305,7 @@ class ModelPatcher(OnBaseModule, OptionSetters, ExtensionPoints, WeightLoading):
                 continue
             weight, _, convert = attributes.get_key_weight(self.model, key)
             if key in self.residence.home:
-                weight = self.residence.home[key]
+                weight = self.residence.unpatched(key)
             elif key in self.backup:
                 weight = self.backup[key].weight
             elif key in self.residence.hooked:

@@ -1,8 +1,9 @@
 """The physical state of one base module: which weights were replaced, and the way back.
 
 All views (patchers) of a module share one `Residence`. Every weight that is moved or patched is a
-new parameter registered in the place of the original; the original object is kept and never
-written to, so undoing anything is re-registering it: no copy, no arithmetic, nothing that can fail.
+new parameter registered in the place of the original; the original object is kept, and undoing
+anything is re-registering it. Originals are not written to, so nothing can fail then, but those
+whose contents can be had from their file again: see `lent_weights`.
 A file-backed original costs no memory while its device copy is in use, because its pages can go.
 """
 
@@ -32,7 +33,9 @@ from comfy.patching.attributes import (
     undo_swap,
 )
 from comfy.patching.hooked_weights import HookedWeights
+from comfy.patching.lent_weights import LentWeights
 from comfy.patching.occupancy import HeldWeight, Occupancy
+from comfy.weights.lending import LentWeight
 from comfy.weights.mapped_file import release_pages
 from comfy.weights.pages import WeightMemory
 
@@ -52,13 +55,15 @@ class Backup(NamedTuple):
 
 
 @dataclass(eq=False)
-class Residence(HookedWeights, Occupancy):
+class Residence(HookedWeights, LentWeights, Occupancy):
     """What was done to a base module.
 
     Attributes:
         model: Weak reference to the module.
         backup: Originals of patched weights, by key; public, subclasses of the patcher write to it.
         home: Original parameters and buffers of every weight replaced by a copy or a patched one.
+        lent: Originals whose memory the patched weight in their place has, by key.
+        paths: Prefixes of the keys a weight was replaced under, by layer and name.
         applied: Patches materialised in a replaced weight, by key.
         held: Weights of resident modules, by key.
         resident: Names of resident modules.
@@ -81,6 +86,10 @@ class Residence(HookedWeights, Occupancy):
     model: Callable[[], Any]
     backup: dict[str, Any] = field(default_factory=dict)
     home: dict[str, torch.Tensor] = field(default_factory=dict)
+    lent: dict[str, LentWeight] = field(default_factory=dict)
+    paths: weakref.WeakKeyDictionary[nn.Module, dict[str, list[str]]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
     applied: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     held: dict[str, HeldWeight] = field(default_factory=dict)
     resident: set[str] = field(default_factory=set)
@@ -120,7 +129,7 @@ class Residence(HookedWeights, Occupancy):
     # -- weights ---------------------------------------------------------------------------
 
     def original(self, module: nn.Module, prefix: str, name: str) -> torch.Tensor | None:
-        """The unreplaced parameter or buffer of a module."""
+        """The unreplaced parameter or buffer of a module; `unpatched` has its contents, too."""
         key = prefix + name
         if key in self.home:
             return self.home[key]
@@ -140,10 +149,11 @@ class Residence(HookedWeights, Occupancy):
         table = self._table(module, name)
         current = table[name]
         assert current is not None, f"{key} holds no tensor"
-        backup = self.backup.get(key)
+        backup = None if key in self.home else self.backup.get(key)
         if backup is not None and not backup.inplace_update:
             current = backup.weight  # a subclass of the patcher wrote its patched weight here
         home = self.home.setdefault(key, current)
+        self._paths(module, name, prefix)
         self.pinned.pop(key, None)
         if self.copies.get(id(home)) is not tensor:
             self.copies.pop(id(home), None)
@@ -157,6 +167,8 @@ class Residence(HookedWeights, Occupancy):
         Returns:
             Bytes newly taken there: 0 when the original lives there or a twin was copied before.
         """
+        if self.lending(prefix + name) is not None:
+            self.put_back(module, prefix, name)
         home = self.original(module, prefix, name)
         if home is None:
             return 0
@@ -179,8 +191,25 @@ class Residence(HookedWeights, Occupancy):
         return taken
 
     def put_back(self, module: nn.Module, prefix: str, name: str) -> None:
-        """Re-register a weight's original; nothing happens when it was never replaced."""
+        """Re-register a weight's original; nothing happens when it was never replaced.
+
+        Where several paths lead to the layer, it may have been replaced under several keys, one on
+        top of the other: then all of that goes, the last first.
+        """
+        for path in reversed(self._paths(module, name, prefix)):
+            self._put_one_back(module, path, name)
+        self.paths.get(module, {}).pop(name, None)
+
+    def _paths(self, module: nn.Module, name: str, prefix: str) -> list[str]:
+        """Prefixes under which a weight was replaced, in order; `prefix` is one in any case."""
+        paths = self.paths.setdefault(module, {}).setdefault(name, [])
+        if prefix not in paths:
+            paths.append(prefix)
+        return paths
+
+    def _put_one_back(self, module: nn.Module, prefix: str, name: str) -> None:
         key = prefix + name
+        self._end_lending(module, prefix, name)
         home = self.home.pop(key, None)
         self.applied.pop(key, None)
         self.held.pop(key, None)
@@ -201,6 +230,7 @@ class Residence(HookedWeights, Occupancy):
         """Note what stood in a weight's place before a patcher's subclass put its own there."""
         current = self._table(module, name).get(name)
         if original is not None and current is not original:
+            self._paths(module, name, prefix)
             self.home.setdefault(prefix + name, original)
 
     def _undo_foreign(self, key: str, backup: Any) -> None:
@@ -295,7 +325,7 @@ class Residence(HookedWeights, Occupancy):
             if self.plan is not None:
                 self.plan.drop(id(module))
             self.release(name, module)
-        for key in [*self.home, *self.backup]:  # those known by a second path
+        for key in reversed([*self.home, *self.backup]):  # those known by a second path
             path, _, name = key.rpartition(".")
             owner = self._submodule(path)
             if owner is not None and id(owner._parameters) in tables:
@@ -304,10 +334,11 @@ class Residence(HookedWeights, Occupancy):
 
     def restore(self) -> None:
         """Put every weight and attribute back; the module is then exactly as it was."""
+        self.uuid = None  # what is stopped on the way is taken up by the next call
         self.take_hooks_off()
         self.forget_hook_weights()
         self.close_plan()
-        for key in [*self.home, *self.backup]:
+        for key in reversed([*self.home, *self.backup, *self.lent]):
             path, _, name = key.rpartition(".")
             module = self._submodule(path)
             if module is not None:
@@ -317,9 +348,8 @@ class Residence(HookedWeights, Occupancy):
             if module is not None:
                 self.stop_streaming(path, module)
         for table in (self.home, self.backup, self.copies, self.applied, self.held, self.pinned,
-                      self.resident, self.streaming):  # fmt: skip
+                      self.resident, self.streaming, self.lent):  # fmt: skip
             table.clear()
-        self.uuid = None
 
     def open_plan(self, device: torch.device, kind: type[StreamPlan] = StreamPlan) -> StreamPlan:
         """The transfer plan for a device, kept as long as device and kind stay the same."""

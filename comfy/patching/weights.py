@@ -72,11 +72,15 @@ class WeightPatching:
         Returns:
             The weight of a key without patches; the patched weight when it is asked for.
         """
+        in_place = inplace_update or self.weight_inplace_update
+        if not return_weight and self._shown_in_own_memory(key, device_to, in_place):
+            return None
         current, set_func, convert_func = get_key_weight(self.model, key)
         if key not in self.patches:
             return current
-        weight = self.residence.home.get(key, current)
-        if key in self.backup:
+        lent = self.residence.lending(key)
+        weight = self.residence.home.get(key, current) if lent is None else lent.copy()
+        if key in self.backup and lent is None:
             weight = self.backup[key].weight
         patched = self._patched(key, weight, device_to, convert_func)
         seed = string_to_seed(key)
@@ -87,7 +91,6 @@ class WeightPatching:
         if return_weight:
             return patched
         owner, prefix, name = self._place(key)
-        in_place = inplace_update or self.weight_inplace_update
         if in_place and current.device == patched.device and current.shape == patched.shape:
             if key not in self.backup and key not in self.residence.home:
                 self.backup[key] = Backup(current.detach().clone(), True)
@@ -99,6 +102,32 @@ class WeightPatching:
         self.residence.applied[key] = tuple(self.patches[key])
         return None
 
+    def _shown_in_own_memory(self, key: str, device: torch.device | None, in_place: bool) -> bool:
+        """Show a weight's patched form in the memory of the original, if that can lend it.
+
+        No frame on the way here may hold the weight: it lends only what nobody else sees. What is
+        patched otherwise is put back here first, if it lent its memory before.
+        """
+        patches = self.patches.get(key)
+        if not patches:
+            return False
+        module, prefix, name = self._place(key)
+        plain = not (hasattr(module, f"set_{name}") or hasattr(module, f"convert_{name}"))
+        here = device is None or device.type == "cpu"
+        shown = False
+        if here and plain and not in_place and self._adds_plainly():
+            shown = self.residence.lend(module, prefix, name, patches)
+        if shown:
+            self.residence.applied[key] = tuple(patches)
+        elif key in self.residence.lent:
+            self.residence.put_back(module, prefix, name)
+        return shown
+
+    def _adds_plainly(self) -> bool:
+        """Whether nobody replaced the weight arithmetic."""
+        own = type(self).calculate_weight is WeightPatching.calculate_weight
+        return own and not arithmetic.is_replaced()
+
     def _patched(
         self,
         key: str,
@@ -107,8 +136,7 @@ class WeightPatching:
         convert: Callable[..., Any] | None,
     ) -> torch.Tensor:
         device = device or weight.device
-        own = type(self).calculate_weight is WeightPatching.calculate_weight
-        if own and convert is None and device == weight.device and not arithmetic.is_replaced():
+        if convert is None and device == weight.device and self._adds_plainly():
             quick = row_blocks.patched(
                 self.patches[key], weight.detach(), key, self.residence.memory
             )

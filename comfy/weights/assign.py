@@ -1,7 +1,7 @@
 """Putting a state dict into a module without ever holding a weight twice.
 
 A tensor of the right type and layout becomes the parameter itself (file-backed, pages shared); any
-other is converted once, and the pages it came from are given back at once.
+other is converted once, the pages it came from are given back at once, and where they are is noted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from torch import nn
 
 from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.weights.encodings import encode_layers
-from comfy.weights.mapped_file import release_pages
+from comfy.weights.mapped_file import is_file_backed, release_pages
 from comfy.weights.pages import WeightMemory, is_channels_last
+from comfy.weights.sources import note_source
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +66,18 @@ def assign_weights(
     state_dict = encode_layers(module, state_dict)
     own = dict(module.state_dict(keep_vars=True))
     prepared: dict[str, torch.Tensor] = {}
+    sources: dict[str, torch.Tensor] = {}
     memory = WeightMemory()
     for key in list(state_dict):
         throw_exception_if_processing_interrupted()
         tensor = state_dict.pop(key) if consume else state_dict[key]
         prepared[key] = _in_form_of(tensor, own.get(key), memory)
+        if prepared[key] is not tensor and is_file_backed(tensor):
+            sources[key] = tensor
         del tensor
     answer = module.load_state_dict(prepared, strict=False, assign=True)
     module.requires_grad_(False)
+    _note_sources(module, prepared, sources)
     unexpected = tuple(answer.unexpected_keys)
     return AssignReport(tuple(answer.missing_keys), unexpected, len(prepared) - len(unexpected))
 
@@ -96,6 +101,17 @@ def _in_form_of(
     _copy(converted, tensor)
     release_pages(tensor)
     return converted
+
+
+def _note_sources(
+    module: nn.Module, prepared: dict[str, torch.Tensor], sources: dict[str, torch.Tensor]
+) -> None:
+    """Note what the parameters were converted from, for weights that their layers took as given."""
+    own = module.state_dict(keep_vars=True) if sources else {}
+    for key, tensor in sources.items():
+        weight = own.get(key)
+        if isinstance(weight, nn.Parameter) and weight.data_ptr() == prepared[key].data_ptr():
+            note_source(weight, tensor)
 
 
 def _copy(converted: torch.Tensor, tensor: torch.Tensor) -> None:

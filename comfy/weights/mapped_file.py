@@ -74,6 +74,17 @@ class MappedFile(mmap.mmap):
 
     path: str
     base: int
+    descriptor: int
+    distrusted = False
+    """It was found written over while something depended on its contents, and that was said."""
+
+    def state(self) -> tuple[int, int]:
+        """(size in bytes, time of the last change in ns) of the file mapped, whatever its name now.
+
+        As long as it stays, reading the mapping gives what it gave before.
+        """
+        facts = os.fstat(self.descriptor)
+        return facts.st_size, facts.st_mtime_ns
 
 
 _mappings: weakref.WeakValueDictionary[int, MappedFile] = weakref.WeakValueDictionary()
@@ -211,6 +222,8 @@ def open_tensors(
 def _map(path: str | os.PathLike[str]) -> torch.Tensor:
     with open(path, "rb") as file:
         mapping = MappedFile(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapping.descriptor = os.dup(file.fileno())
+        weakref.finalize(mapping, os.close, mapping.descriptor).atexit = False
     whole = torch.frombuffer(mapping, dtype=torch.uint8)
     mapping.path = os.fspath(path)
     mapping.base = whole.data_ptr()

@@ -51,6 +51,7 @@ class WeightMemory:
         self._users = 0
         self._kept: dict[int, list[np.ndarray]] = {}
         self.kept_bytes = 0
+        self._scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def empty(
         self, shape: Sequence[int], dtype: torch.dtype, channels_last: bool = False
@@ -82,6 +83,15 @@ class WeightMemory:
             return torch.empty_like(weight, dtype=dtype, device="cpu")
         return self.empty(weight.shape, dtype or weight.dtype, channels_last)
 
+    def scratch(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor for intermediate values; inside `reuse` the next one gets the same memory."""
+        size = math.prod(shape) * dtype.itemsize
+        if not self._users:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(size, dtype=torch.uint8, device="cpu")
+        return self._scratch[:size].view(dtype).view(shape)
+
     @contextmanager
     def reuse(self) -> Iterator[None]:
         """Keep freed memory for tensors made inside; at the end what was not taken goes back."""
@@ -95,6 +105,7 @@ class WeightMemory:
                 if not self._users:
                     self._kept.clear()
                     self.kept_bytes = 0
+                    self._scratch = self._scratch[:0].clone()
 
     def _block(self, size: int) -> np.ndarray | None:
         """`size` bytes with undefined contents; None where the system maps none."""

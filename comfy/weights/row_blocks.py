@@ -8,7 +8,7 @@ memory that a former LoRA's weight had if there was one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +17,8 @@ from comfy.weights.adapters.base import AdapterError
 from comfy.weights.adapters.lora import LoRAAdapter
 from comfy.weights.pages import WeightMemory, is_channels_last
 
-BLOCK_ELEMENTS = 2**21
-"""Elements of a block of a float32 weight: 8 MiB, what a third-level cache holds."""
+BLOCK_ELEMENTS = 2**20
+"""Elements of a block of a float32 weight: 4 MiB, the second-level caches of two cores."""
 
 WIDE_ELEMENTS = 2**19
 """Elements of a block that is widened to float32: 2 MiB, what the caches of two cores hold."""
@@ -51,6 +51,27 @@ def patched(
         key: For messages.
         memory: Where the result is put.
     """
+    terms = terms_of(patches, weight, key)
+    if terms is None:
+        return None
+    out = memory.empty_like(weight)  # keeps the layout
+    rows, source = as_rows(out, weight), as_rows(weight, weight)
+    wide = wide_block(rows, memory)
+    for start, stop in spans(rows):
+        if wide is None:
+            rows[start:stop].copy_(source[start:stop])
+            add(rows[start:stop], terms, start)
+        else:
+            block = wide[: stop - start]
+            block.copy_(source[start:stop])
+            add(block, terms, start)
+            rows[start:stop].copy_(block)
+    return out
+
+
+def terms_of(patches: Sequence[Any], weight: torch.Tensor, key: str) -> list[Term] | None:
+    """The patches of a weight as terms; None when they are not all plain LoRAs, or it is none
+    that rows of a plain type and layout on the CPU make up."""
     if weight.device.type != "cpu" or weight.dtype not in TYPES or weight.ndim < 2:
         return None
     channels_last = not weight.is_contiguous()
@@ -58,17 +79,34 @@ def patched(
         return None
     terms = [_term(patch, weight, key, channels_last) for patch in patches]
     known = [term for term in terms if term is not None]
-    if not known or len(known) < len(terms):
+    return known if known and len(known) == len(terms) else None
+
+
+def as_rows(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A tensor of a weight's shape with its axes in the order of that weight's memory.
+
+    Of the weight itself, and of whatever else has its layout, each block of rows is contiguous.
+    """
+    return tensor.detach() if weight.is_contiguous() else tensor.detach().permute(0, 2, 3, 1)
+
+
+def spans(rows: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """(start, stop) of each block of rows."""
+    elements = BLOCK_ELEMENTS if rows.dtype == torch.float32 else WIDE_ELEMENTS
+    step = _step(rows, elements)
+    for start in range(0, len(rows), step):
+        yield start, min(len(rows), start + step)
+
+
+def _step(rows: torch.Tensor, elements: int) -> int:
+    return max(1, -(-len(rows) // max(1, -(-rows.numel() // elements))))
+
+
+def wide_block(rows: torch.Tensor, memory: WeightMemory) -> torch.Tensor | None:
+    """Memory to widen a block of rows to float32; None for rows that are float32 themselves."""
+    if rows.dtype == torch.float32:
         return None
-    out = memory.empty_like(weight)  # keeps the layout
-    _fill(_as_matrix(out), _as_matrix(weight), known)
-    return out
-
-
-def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
-    """[rows, columns] over the tensor's own memory."""
-    dense = tensor if tensor.is_contiguous() else tensor.permute(0, 2, 3, 1)
-    return dense.flatten(start_dim=1)
+    return memory.scratch((_step(rows, WIDE_ELEMENTS), *rows.shape[1:]), torch.float32)
 
 
 def _term(patch: Any, weight: torch.Tensor, key: str, channels_last: bool) -> Term | None:
@@ -89,28 +127,13 @@ def _term(patch: Any, weight: torch.Tensor, key: str, channels_last: bool) -> Te
     return Term(strength_model, up, down.flatten(1), strength * scale, start, start + length)
 
 
-def _fill(out: torch.Tensor, weight: torch.Tensor, terms: Sequence[Term]) -> None:
-    rows, columns = weight.shape
-    plain = out.dtype == torch.float32
-    blocks = max(1, -(-rows * columns // (BLOCK_ELEMENTS if plain else WIDE_ELEMENTS)))
-    step = -(-rows // blocks)
-    wide = None if plain else torch.empty(step, columns)
-    for start in range(0, rows, step):
-        stop = min(rows, start + step)
-        block = out[start:stop] if wide is None else wide[: stop - start]
-        block.copy_(weight[start:stop])
-        for term in terms:
-            _add(block, term, start, stop)
-        if wide is not None:
-            out[start:stop].copy_(block)
-
-
-def _add(block: torch.Tensor, term: Term, start: int, stop: int) -> None:
-    """Add a term to rows start..stop of a weight, as far as it concerns them."""
-    first, last = max(start, term.start), min(stop, term.stop)
-    if first >= last:
-        return
-    part = block[first - start : last - start]
-    if term.strength_model != 1.0:
-        part *= term.strength_model
-    part.addmm_(term.up[first - term.start : last - term.start], term.down, alpha=term.alpha)
+def add(block: torch.Tensor, terms: Sequence[Term], start: int) -> None:
+    """Add terms to a block of float32 rows of a weight, of which the first is number `start`."""
+    for term in terms:
+        first, last = max(start, term.start), min(start + len(block), term.stop)
+        if first >= last:
+            continue
+        part = block[first - start : last - start].flatten(1)
+        if term.strength_model != 1.0:
+            part *= term.strength_model
+        part.addmm_(term.up[first - term.start : last - term.start], term.down, alpha=term.alpha)

@@ -1,0 +1,197 @@
+"""A patched weight in the memory of its own original, which is converted from its file again after.
+
+New memory costs more than all arithmetic of a LoRA, and a second copy of a model more than many
+machines have. So a weight that was converted from a mapped file lends its memory to its patched
+form. Before a block of rows is written to, it is compared with what the file gives, bit for bit:
+a weight that somebody changed since is never overwritten. Whatever is raised at whatever point,
+`rows` tells how far the way back leads through the file; the rows beyond still hold the original.
+
+A file may be replaced (its mapping keeps the old one), but not be written over in place meanwhile.
+Where that happens all the same, patches are subtracted, which is right but for rounding, and the
+log says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from comfy.weights import row_blocks
+from comfy.weights.holders import is_held_once, owns_memory
+from comfy.weights.mapped_file import MappedFile, mapping_of, release_pages
+from comfy.weights.pages import WeightMemory
+from comfy.weights.row_blocks import Term
+from comfy.weights.sources import source_of
+
+logger = logging.getLogger(__name__)
+
+INTEGERS = {4: torch.int32, 2: torch.int16}
+"""Types whose equality is that of bits, by size in bytes."""
+
+
+class LentWeight:
+    """An original whose memory shows its patched form.
+
+    Attributes:
+        weight: The original; only its owner may read it, see `copy` and `whole`.
+        rows: Rows, from the first one, that may hold something else than the original.
+        patches: What all of them show; None in the middle of a change.
+    """
+
+    def __init__(
+        self, key: str, weight: torch.Tensor, source: torch.Tensor, mapping: MappedFile,
+        memory: WeightMemory,
+    ) -> None:  # fmt: skip
+        self.key = key
+        self.weight = weight
+        self.rows = 0
+        self.patches: tuple[Any, ...] | None = None
+        self._source = source
+        self._mapping = mapping
+        self._state = mapping.state()
+        self._memory = memory
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether the memory still serves the patched form."""
+        return self.rows > 0
+
+    def can_write(self) -> bool:
+        """Whether no other tensor looks at the memory; the patched form must be gone before."""
+        return owns_memory(self.weight)
+
+    @torch.inference_mode()
+    def patch(self, patches: Sequence[Any]) -> bool:
+        """Write the patched form into the memory.
+
+        Returns:
+            False when these are patches of other kinds, or the weight is not what the file gives;
+            it then holds what it held, or its original.
+        """
+        terms = row_blocks.terms_of(patches, self.weight, self.key)
+        if terms is None or not self.weight.numel() or not self._is_intact():
+            return False
+        self.patches = None
+        rows = row_blocks.as_rows(self.weight, self.weight)
+        source = row_blocks.as_rows(self._source, self.weight)
+        wide = row_blocks.wide_block(rows, self._memory)
+        for start, stop in row_blocks.spans(rows):
+            block = rows[start:stop]
+            if start < self.rows:
+                block.copy_(source[start:stop])
+            elif self._gives(source[start:stop], block):
+                self.rows = stop  # before the first write
+            else:
+                logger.debug("'%s' differs from its file; it is patched beside", self.key)
+                self.take_back()
+                return False
+            _add(block, terms, start, wide)
+        self.patches = tuple(patches)
+        release_pages(self._source)
+        return True
+
+    def take_back(self) -> None:
+        """Have the original in its memory again; the patched form must be gone before."""
+        self._recover(self.weight)
+        self.rows = 0
+
+    def whole(self) -> torch.Tensor:
+        """The original, in new memory if its own still serves the patched form."""
+        if self.is_lent:
+            with torch.inference_mode(self.weight.is_inference()):
+                # a parameter takes no memory of the other kind
+                self.weight.data = self.copy()
+            self.rows = 0
+        return self.weight
+
+    def copy(self) -> torch.Tensor:
+        """A copy of the original."""
+        copied = self._memory.empty_like(self.weight)
+        self._recover(copied)
+        return copied
+
+    @torch.inference_mode()
+    def _recover(self, into: torch.Tensor) -> None:
+        """Write the original's values to a tensor like it, or to itself."""
+        own = into is self.weight
+        intact = self._is_intact()
+        if not own and (self.rows < len(into) or not intact):
+            into.copy_(self.weight)
+        rows = row_blocks.as_rows(into, self.weight)[: self.rows]
+        if intact:
+            rows.copy_(row_blocks.as_rows(self._source, self.weight)[: self.rows])
+            release_pages(self._source)
+        elif self.rows:
+            self._subtract(rows)
+
+    def _gives(self, source: torch.Tensor, block: torch.Tensor) -> bool:
+        """Whether converting rows of the file gives the bits of a block."""
+        converted = self._memory.scratch(block.shape, block.dtype)
+        converted.copy_(source)
+        bits = INTEGERS[block.element_size()]
+        difference = converted.view(bits).bitwise_xor_(block.view(bits))
+        if not difference.numel():
+            return True
+        low, high = torch.aminmax(difference)
+        return int(low) == 0 == int(high)
+
+    def _is_intact(self) -> bool:
+        return self._mapping.state() == self._state
+
+    def _subtract(self, rows: torch.Tensor) -> None:
+        """The way back when the file was written over meanwhile: right but for rounding."""
+        if not self._mapping.distrusted:
+            self._mapping.distrusted = True
+            logger.error(
+                "'%s' was written over while weights read from it were patched; the patches are "
+                "subtracted, so these weights differ from the original by rounding: load it again",
+                self._mapping.path,
+            )
+        terms = row_blocks.terms_of(self.patches or (), self.weight, self.key)
+        if terms is None or any(term.strength_model == 0 for term in terms):
+            logger.error("'%s' cannot be restored: load its model again", self.key)
+            return
+        wide = row_blocks.wide_block(rows, self._memory)
+        for start, stop in row_blocks.spans(rows):
+            for term in reversed(terms):
+                _add(rows[start:stop], _inverse(term), start, wide)
+
+
+def lent_weight(
+    table: Mapping[str, Any], name: str, key: str, memory: WeightMemory
+) -> LentWeight | None:
+    """A weight that can lend its memory; None when it has no source, or others hold it.
+
+    Args:
+        table: Parameters of its layer.
+        name: Its name there; the caller must not hold the weight itself.
+        key: Its name in messages.
+        memory: Where copies of it are put.
+    """
+    source = source_of(table[name])
+    mapping = None if source is None else mapping_of(source)
+    if source is None or mapping is None or not is_held_once(table, name):
+        return None
+    if mapping.state()[0] < len(mapping):  # reading what was cut off would end the process
+        return None
+    return LentWeight(key, table[name], source, mapping, memory)
+
+
+def _add(block: torch.Tensor, terms: Sequence[Term], start: int, wide: torch.Tensor | None) -> None:
+    """Add terms to a block of rows in float32, whatever type it has."""
+    if wide is None:
+        row_blocks.add(block, terms, start)
+        return
+    widened = wide[: len(block)]
+    widened.copy_(block)
+    row_blocks.add(widened, terms, start)
+    block.copy_(widened)
+
+
+def _inverse(term: Term) -> list[Term]:
+    """Terms that undo one: first the product goes, then the factor of the rows."""
+    products = term._replace(strength_model=1.0, alpha=-term.alpha)
+    return [products, term._replace(strength_model=1 / term.strength_model, alpha=0.0)]
