@@ -37,15 +37,20 @@ class Pinned:
         size: Its bytes.
     """
 
+    size = 0
+    _runtime: Runtime | None = None
+    _driver: Any | None = None
+
     def __init__(self, tensor: torch.Tensor, runtime: Runtime, driver: Any | None) -> None:
-        self.tensor = tensor
-        self.size = memory.tensor_bytes(tensor)
         self._address = tensor.data_ptr()
-        self._runtime, self._driver = runtime, driver
+        self._driver = driver
+        self.tensor = tensor
+        self._runtime, self.size = runtime, memory.tensor_bytes(tensor)
         runtime.pinned_bytes += self.size
 
-    def __del__(self) -> None:
-        self._runtime.pinned_bytes -= self.size
+    def __del__(self) -> None:  # also of one whose making a cancellation ended
+        if self._runtime is not None:
+            self._runtime.pinned_bytes -= self.size
         if self._driver is not None:
             self._driver.cudaHostUnregister(self._address)
 

@@ -17,13 +17,14 @@ import torch
 from torch import nn
 
 from comfy.devices import casting, memory
+from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.patching.attributes import get_key_weight
 from comfy.patching.hook_group import HookGroup, create_transformer_options_from_hooks
 from comfy.patching.hooks import EnumHookMode, EnumHookType
 from comfy.patching.lowvram import INTERMEDIATE_DTYPE, LowVramPatch
 from comfy.patching.residence import Residence
 from comfy.patching.wrappers import CallbacksMP
-from comfy.weights import arithmetic
+from comfy.weights import arithmetic, row_blocks
 from comfy.weights.rounding import stochastic_rounding, string_to_seed
 
 logger = logging.getLogger(__name__)
@@ -196,7 +197,12 @@ class HookPatching:
 
     def patch_hooks(self, hooks: HookGroup | None) -> None:
         """Show the weights of a group; None shows the view alone."""
-        self.unpatch_hooks()
+        with self.residence.memory.reuse():
+            self.unpatch_hooks()
+            self._patch_with(hooks)
+
+    def _patch_with(self, hooks: HookGroup | None) -> None:
+        """`patch_hooks` on a view without hooks."""
         patches = self.get_combined_hook_patches(hooks)
         if not patches:
             self.current_hooks = hooks
@@ -213,6 +219,7 @@ class HookPatching:
         originals = self.get_key_patches() if needs_originals else None
         try:
             for key in patches:
+                throw_exception_if_processing_interrupted()
                 self._show_hooked(hooks, key, patches, cached.get(key), originals)
         except BaseException:
             self.unpatch_hooks()
@@ -249,7 +256,13 @@ class HookPatching:
             return
         shown, set_func, convert_func = get_key_weight(self.model, key)
         if ready is None or ready.device != shown.device:
-            ready = _hooked_weight(key, shown, patches[key], set_func, convert_func, originals)
+            if set_func is None and convert_func is None and not arithmetic.is_replaced():
+                at_hand = self.residence.memory
+                ready = row_blocks.patched(patches[key], shown.detach(), key, at_hand)
+            else:
+                ready = None
+            if ready is None:  # not plain LoRAs alone, or not on the CPU
+                ready = _hooked_weight(key, shown, patches[key], set_func, convert_func, originals)
             if self._may_keep(ready):
                 self.cached_hook_patches.setdefault(hooks, {})[key] = ready
         self.residence.show_hooked(module, prefix, name, ready)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy import ops
+from comfy import interrupt, ops
 from comfy.patching import hook_conditioning
 from comfy.patching.dynamic import ModelPatcherDynamic
 from comfy.patching.hook_group import (
@@ -28,6 +28,7 @@ from comfy.patching.hooks import (
 from comfy.patching.keyframes import HookKeyframe, HookKeyframeGroup, InterpolationMethod
 from comfy.patching.patcher import ModelPatcher
 from comfy.weights import arithmetic
+from comfy.weights.adapters import LoRAAdapter
 from tests.support.accelerator import CPU, Network, assert_untouched, bytes_of, snapshot
 
 TARGET = create_target_dict(EnumWeightTarget.Model)
@@ -353,3 +354,76 @@ def test_part_of_a_weight_can_be_turned_into_anothers() -> None:
         torch.testing.assert_close(made[2:5], (mine[2:5] + other[2:5]) / 2)
         assert torch.equal(made[:2], mine[:2])
         assert torch.equal(made[5:], mine[5:])
+
+
+@pytest.mark.parametrize("mode", list(EnumHookMode))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_hooks_with_keyframes_equal_patches_of_their_strength_on_the_cpu(
+    mode: EnumHookMode, dtype: torch.dtype
+) -> None:
+    def lora(seed: int) -> dict[Any, Any]:
+        generator = torch.Generator().manual_seed(seed)
+        up, down = (torch.randn(s, generator=generator) for s in ((64, 4), (4, 32)))
+        conv = (
+            torch.randn(32, 2, 1, 1, generator=generator),
+            torch.randn(2, 4, 3, 3, generator=generator),
+        )
+        return {
+            "blocks.0.up.weight": LoRAAdapter(set(), (up, down, 2.0, None, None, None)),
+            "conv.weight": LoRAAdapter(set(), (*conv, None, None, None, None)),
+            "out.bias": (torch.ones(4),),
+        }
+
+    model = Network(operations=ops.manual_cast, dtype=dtype)
+    before = snapshot(model)
+    patcher = ModelPatcher(model, CPU, CPU)
+    patcher.add_patches(lora(1), 0.5)  # stays below what the hooks add
+    patcher.set_hook_mode(mode)
+    groups = {}
+    for seed in (2, 3):
+        hook = WeightHook()
+        hook.weights, hook.need_weight_init = lora(seed), False
+        hook.hook_keyframe = HookKeyframeGroup()
+        for strength, start in ((1.0, 0.0), (0.25, 0.5)):
+            hook.hook_keyframe.add(HookKeyframe(strength, start))
+        groups[seed] = HookGroup()
+        groups[seed].add(hook)
+    everything = HookGroup.combine_all_hooks(list(groups.values()))
+    assert everything is not None
+    patcher.patch_model(CPU)
+    patcher.register_all_hook_patches(everything, TARGET, {})
+    for hook in everything.hooks:
+        hook.initialize_timesteps(Sampled())
+    options = {"transformer_options": {"sample_sigmas": torch.tensor([10.0, 8.0, 4.0, 1.0])}}
+    for sigma, strength in ((10.0, 1.0), (8.0, 1.0), (4.0, 0.25), (1.0, 0.25)):
+        for seed, group in groups.items():
+            patcher.prepare_hook_patches_current_keyframe(torch.tensor([sigma]), group, options)
+            patcher.apply_hooks(hooks=group)
+            twin = ModelPatcher(Network(dtype=dtype), CPU, CPU)
+            twin.add_patches(lora(1), 0.5)
+            twin.patch_model(CPU)
+            shown = ModelPatcher(Network(dtype=dtype), CPU, CPU)
+            shown.model.load_state_dict(twin.model_state_dict())
+            shown.add_patches(lora(seed), strength)
+            want = shown.patch_model(CPU).state_dict()
+            assert all(torch.equal(t, want[k]) for k, t in model.state_dict().items())
+    kept = sum(len(table) for table in patcher.cached_hook_patches.values())
+    assert kept == (6 if mode == EnumHookMode.MaxSpeed else 0)
+    patcher.cleanup()
+    patcher.detach()
+    assert_untouched(model, before)
+
+
+def test_a_cancellation_between_weights_of_a_hook_shows_the_view_alone() -> None:
+    model = Network()
+    patcher = ModelPatcher(model, CPU, CPU)
+    patcher.patch_model(CPU)
+    before = snapshot(model)
+    group = weight_hook("out.bias", torch.ones(4))
+    patcher.register_all_hook_patches(group, TARGET, {})
+    interrupt.interrupt_current_processing(True)
+    with pytest.raises(interrupt.InterruptProcessingException):
+        patcher.apply_hooks(hooks=group)
+    assert_untouched(model, before)
+    patcher.apply_hooks(hooks=group)
+    assert torch.equal(model.out.bias, before["out.bias"][1] + 1)
