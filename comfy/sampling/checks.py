@@ -14,6 +14,8 @@ from comfy import progress
 
 logger = logging.getLogger(__name__)
 
+TEXT = "c_crossattn"  # the network's argument for the tokens of a text
+
 
 def check_latent(patcher: Any, noise: Tensor, latent_image: Tensor) -> None:
     """Refuse a latent that the model or the noise does not fit.
@@ -41,13 +43,18 @@ def check_is_latent(latent_image: Tensor) -> None:
     """Refuse what no model could sample.
 
     Raises:
-        ValueError: There are no axes for batch, channels and cells, or no cells.
+        ValueError: There are no axes for batch, channels and cells, or no cells, or whole numbers.
     """
     if latent_image.ndim < 3 or latent_image.numel() == 0:
         raise ValueError(
             "a latent is [batch, channels, ...] and holds one cell at least, found shape "
             f"{tuple(latent_image.shape)}; a node before this one cut off all there was, or gave "
             "something that is no latent"
+        )
+    if not latent_image.is_floating_point():
+        raise ValueError(
+            f"a latent holds real numbers, found {latent_image.dtype} (shape "
+            f"{tuple(latent_image.shape)}); a node before this one gave something that is no latent"
         )
 
 
@@ -65,7 +72,7 @@ def check_widths(
         model_options: Options of the run.
 
     Raises:
-        ValueError: An input is wider or narrower than the model takes.
+        ValueError: An input is wider or narrower than the model takes, or holds no tokens.
     """
     wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
     between = [kind for kind in ("apply_model", "diffusion_model") if any(wrappers.get(kind, ()))]
@@ -74,8 +81,28 @@ def check_widths(
     widths: dict[str, int] = getattr(model, "conditioning_widths", dict)()
     for name, entries in conds.items():
         for entry in entries:
+            if TEXT in widths and TEXT not in entry["model_conds"]:
+                raise ValueError(
+                    f"the {name} conditioning holds no text, of which the model takes tokens of "
+                    f"width {widths[TEXT]}; encode one with a CLIP Text Encode node, which may be "
+                    "empty"
+                )
             for key, wanted in widths.items():
                 _check_width(entry["model_conds"].get(key), wanted, f"{name} conditioning", key)
+
+
+def warn_of_broken_conditioning(conds: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    """Say which texts or masks of processed lists hold NaN or infinity.
+
+    Args:
+        conds: Processed lists by name.
+    """
+    for name, entries in conds.items():
+        for entry in entries:
+            text = getattr(entry["model_conds"].get(TEXT), "cond", None)
+            for value, what in ((text, "conditioning"), (entry.get("mask"), "conditioning's mask")):
+                if torch.is_tensor(value):
+                    warn_if_not_finite(value, f"{name} {what}")
 
 
 def warn_of_unread_patches(model: Any, model_options: Mapping[str, Any]) -> None:
@@ -114,12 +141,33 @@ def warn_of_unread_patches(model: Any, model_options: Mapping[str, Any]) -> None
 
 def _check_width(made: Any, wanted: int, whose: str, key: str) -> None:
     value = getattr(made, "cond", None)
-    if torch.is_tensor(value) and value.shape[-1] != wanted:
+    if not torch.is_tensor(value):
+        return
+    if key == TEXT and (value.ndim < 3 or 0 in value.shape):
+        raise ValueError(
+            f"the {whose} gives the model {key} of shape {tuple(value.shape)}, expected [batch, "
+            f"tokens, {wanted}] with one token at least"
+        )
+    if value.shape[-1] != wanted:
         raise ValueError(
             f"the {whose} gives the model {key} of width {value.shape[-1]} (shape "
             f"{tuple(value.shape)}), but it takes {wanted}: the text was encoded for another kind "
             "of model; encode it with the CLIP of this model's checkpoint"
         )
+
+
+def levels_of(sigmas: Any) -> Tensor:
+    """The levels of a run as real numbers [steps + 1].
+
+    Raises:
+        TypeError: They are no tensor.
+        ValueError: They have other than one axis.
+    """
+    if not torch.is_tensor(sigmas):
+        raise TypeError(f"sigmas are a tensor of levels, found {type(sigmas).__name__}")
+    if sigmas.ndim != 1:
+        raise ValueError(f"sigmas are levels in a row, found a tensor of {tuple(sigmas.shape)}")
+    return sigmas if sigmas.is_floating_point() else sigmas.float()
 
 
 def check_sigmas(levels: Sequence[float]) -> None:

@@ -43,10 +43,21 @@ def _resolve_area(area: Sequence[Any], dims: Sequence[int]) -> tuple[int, ...]:
 
     An area of fewer axes than the latent (that of a picture, in a video) applies to the last ones
     and takes the others whole; one of more axes loses its first ones.
+
+    Raises:
+        ValueError: It is no area, or begins before the latent does.
     """
     is_share = area[0] == "percentage"
     numbers = area[1:] if is_share else area
     axes = len(numbers) // 2
+    whole = all(is_share or number == int(number) for number in numbers)
+    if len(numbers) != 2 * axes or not whole or any(offset < 0 for offset in numbers[axes:]):
+        raise ValueError(
+            f"an area is (height, width, y, x) in latent cells, or ('percentage', ...) and shares "
+            f"of the latent, none before its start; found {tuple(area)}"
+        )
+    if not is_share:
+        numbers = [int(number) for number in numbers]
     sizes, offsets = list(numbers[:axes]), list(numbers[axes:])
     missing = max(len(dims) - axes, 0)
     sizes, offsets = sizes[-len(dims) :], offsets[-len(dims) :]
@@ -69,7 +80,12 @@ def _mask_bounds(mask: Tensor) -> tuple[int, int, int, int]:
 
 
 def _resolve_mask(mask: Tensor, dims: Sequence[int], device: Any) -> Tensor:
-    """A conditioning mask [B, *dims] on the device."""
+    """A conditioning mask [B, *dims] on the device.
+
+    Raises:
+        ValueError: It has no rows and columns.
+    """
+    masks.check_is_mask(mask, dims)
     mask = mask.to(device=device)
     if mask.ndim == len(dims):
         mask = mask.unsqueeze(0)

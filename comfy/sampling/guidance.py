@@ -186,6 +186,7 @@ class CFGGuider:
             latent_shapes=latent_shapes,
         )  # fmt: skip
         checks.check_widths(self.inner_model, self.conds, self.model_options)
+        checks.warn_of_broken_conditioning(self.conds)
         checks.warn_of_unread_patches(self.inner_model, self.model_options)
         options = create_model_options_clone(self.model_options)
         options.setdefault("transformer_options", {})["sample_sigmas"] = sigmas
@@ -262,6 +263,7 @@ class CFGGuider:
         Raises:
             ValueError: The latent does not fit the model or the noise.
         """
+        sigmas = checks.levels_of(sigmas)
         if sigmas.shape[-1] == 0:
             return latent_image
         nested = getattr(latent_image, "is_nested", False)
@@ -275,6 +277,8 @@ class CFGGuider:
                 callback = _unpacking(callback, shapes)
         checks.check_latent(self.model_patcher, noise, latent_image)
         checks.warn_if_not_finite(latent_image, "latent given to the sampler")
+        if torch.is_tensor(denoise_mask):
+            checks.warn_if_not_finite(denoise_mask, "noise mask")
         with preparation.run_of(self):
             options = self.model_options.get("transformer_options", {})
             output = run_wrapped(

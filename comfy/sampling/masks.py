@@ -28,11 +28,7 @@ def reshape_mask(input_mask: Tensor, output_shape: Sequence[int]) -> Tensor:
     if axes not in SPATIAL_MODES:
         raise ValueError(f"cannot mask a latent of shape {tuple(output_shape)}: 3 to 5 axes needed")
     mask = input_mask
-    if mask.ndim < 2 or 0 in mask.shape:
-        raise ValueError(
-            f"a mask of shape {tuple(mask.shape)} has no rows and columns for a latent of shape "
-            f"{tuple(output_shape)}; a mask is [batch, height, width]"
-        )
+    check_is_mask(mask, output_shape)
     if axes == 2:
         mask = mask.reshape(-1, 1, *mask.shape[-2:])
     elif axes == 1 and mask.ndim != 3:  # [B, L], or rows of a picture joined to one line
@@ -45,6 +41,21 @@ def reshape_mask(input_mask: Tensor, output_shape: Sequence[int]) -> Tensor:
     if mask.shape[1] < output_shape[1]:
         mask = mask.repeat(1, output_shape[1], *(1,) * axes)[:, : output_shape[1]]
     return resize.repeat_to_batch_size(mask, output_shape[0])
+
+
+def check_is_mask(mask: Tensor, shape: Sequence[int]) -> None:
+    """Refuse what no latent could be masked with.
+
+    Args:
+        shape: Of the latent, for the message.
+    Raises:
+        ValueError: There are no axes for rows and columns, or no cells.
+    """
+    if mask.ndim < 2 or 0 in mask.shape:
+        raise ValueError(
+            f"a mask of shape {tuple(mask.shape)} has no rows and columns for a latent of shape "
+            f"{tuple(shape)}; a mask is [batch, height, width]"
+        )
 
 
 def prepare_mask(noise_mask: Tensor, shape: Sequence[int], device: Any) -> Tensor:

@@ -210,3 +210,49 @@ def test_a_latent_that_no_memory_could_hold_is_refused_before_the_model_runs(
             patcher(model), start, 1.0, samplers.ksampler("euler"), torch.tensor([1.0, 0.0]),
             conditioning(POSITIVE), conditioning(NEGATIVE), LATENT, disable_pbar=True, seed=1,
         )  # fmt: skip
+
+
+def one_run(
+    sigmas: Any, name: str = "euler", positive: Any = None, mask: Tensor | None = None
+) -> Tensor:
+    return run.sample_custom(
+        patcher(ClosedFormModel()), noise.prepare_noise(LATENT, 1), 1.0, samplers.ksampler(name),
+        sigmas, positive or conditioning(POSITIVE), conditioning(NEGATIVE), LATENT,
+        noise_mask=mask, disable_pbar=True, seed=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sigmas", "error", "words"),
+    [
+        ([1.0, 0.0], TypeError, "a tensor of levels, found list"),
+        (torch.tensor([[1.0, 0.0]]), ValueError, r"in a row, found a tensor of \(1, 2\)"),
+    ],
+)
+def test_what_are_no_levels_is_named(sigmas: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        one_run(sigmas)
+
+
+def test_whole_levels_are_taken_as_real_ones() -> None:
+    for name in ("euler", "uni_pc"):
+        levels = torch.tensor([3, 1, 0])
+        assert torch.equal(one_run(levels, name), one_run(levels.float(), name))
+
+
+def test_a_latent_of_whole_numbers_is_named() -> None:
+    with pytest.raises(ValueError, match=r"real numbers, found torch.int64 \(shape \(1, 4, 8, 8\)"):
+        run.fix_empty_latent_channels(None, torch.ones(1, 4, 8, 8, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("what", ["text", "mask", "noise mask"])
+def test_what_is_broken_before_sampling_is_said(
+    what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = torch.full((1, 8, 8), torch.nan)
+    entry = conditioning(POSITIVE, **({"mask": broken} if what == "mask" else {}))
+    if what == "text":
+        entry[0][0] = entry[0][0] * torch.nan
+    one_run(torch.tensor([1.0, 0.0]), positive=entry, mask=broken if what == "noise mask" else None)
+    said = {"text": "positive conditioning is", "mask": "positive conditioning's mask is"}
+    assert said.get(what, "noise mask is") in caplog.text

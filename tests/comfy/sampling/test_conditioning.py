@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -161,6 +163,48 @@ def test_conditioning_of_another_model_is_refused_with_both_widths() -> None:
         go(text(1.0, width=5), text(0.0))
     with pytest.raises(ValueError, match=r"negative .* y of width 3 .* takes 6"):
         go(text(1.0), text(0.0, pooled=torch.zeros(1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("context", "words"),
+    [
+        (torch.zeros(7, 4), r"shape \(7, 4\), expected \[batch, tokens, 4\]"),
+        (torch.zeros(1, 0, 4), r"shape \(1, 0, 4\), expected .* one token"),
+        (None, r"positive conditioning holds no text.* width 4"),
+    ],
+)
+def test_conditioning_without_tokens_is_named(context: Tensor | None, words: str) -> None:
+    class TextModel(PickyModel):
+        def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+            return super().extra_conds(**kwargs) if "cross_attn" in kwargs else {}
+
+    latent = torch.zeros(1, 4, 8, 8)
+    with pytest.raises(ValueError, match=words):
+        run.sample_custom(
+            patcher(TextModel()), latent, 1.0, samplers.ksampler("euler"), torch.tensor([1.0, 0.0]),
+            [[context, {}]], [text(0.0)], latent, disable_pbar=True, seed=1,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "area", [(4, 4, 0), (4, 4, -2, 0), (4.5, 4, 0, 0), ("percentage", 0.5, 0.5, -0.5, 0)]
+)
+def test_what_is_no_area_is_named(area: Any) -> None:
+    with pytest.raises(ValueError, match=r"an area is .* found " + re.escape(str(area))):
+        conditioning.resolve_areas_and_cond_masks([{"area": area}], 8, 8, CPU)
+
+
+def test_numbers_of_an_area_may_come_from_elsewhere() -> None:
+    entries = [{"area": (np.int64(4), torch.tensor(3), 2.0, np.float32(1))}]
+    conditioning.resolve_areas_and_cond_masks(entries, 8, 8, CPU)
+    assert entries[0]["area"] == (4, 3, 2, 1)
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 0, 8), (0, 8, 8)])
+def test_a_conditioning_mask_without_rows_is_named(shape: tuple[int, ...]) -> None:
+    entries = [{"mask": torch.ones(shape), "set_area_to_bounds": True}]
+    with pytest.raises(ValueError, match=re.escape(f"shape {shape} has no rows and columns")):
+        conditioning.resolve_areas_and_cond_masks(entries, 8, 8, CPU)
 
 
 def test_a_wrapper_may_make_conditioning_fit() -> None:
