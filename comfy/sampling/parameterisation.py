@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,13 +95,17 @@ def split_ancestral(sigma: float, sigma_next: float, eta: float = 1.0) -> tuple[
     """Levels (sigma_down, sigma_up) with sigma_down^2 + sigma_up^2 = sigma_next^2.
 
     eta = 1 gives the variance of the exact reverse transition, eta = 0 a deterministic step.
+    In single precision, as pictures were made: where sigma_next is a thousandth of sigma or less,
+    sigma_down loses its digits or becomes 0, and solvers with a level between the two depend on it.
     Source: Song et al. 2020, https://arxiv.org/abs/2010.02502, equation 16, in sigma.
     """
     if not eta:
         return sigma_next, 0.0
-    variance = sigma_next**2 * (1.0 - (sigma_next / sigma) ** 2)
-    sigma_up = min(sigma_next, eta * math.sqrt(max(variance, 0.0)))
-    return math.sqrt(max(sigma_next**2 - sigma_up**2, 0.0)), sigma_up
+    start, end = np.float32(sigma), np.float32(sigma_next)
+    whole = end * end
+    kept = max(whole * (start * start - whole) / (start * start), np.float32(0)) if start else whole
+    up = min(end, np.float32(eta) * np.sqrt(kept))
+    return float(np.sqrt(max(whole - up * up, np.float32(0)))), float(up)
 
 
 class EPS:

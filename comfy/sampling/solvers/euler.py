@@ -34,8 +34,7 @@ def sample_euler(
     run = Trajectory(model, sigmas, extra_args, callback, disable)
     for sigma, sigma_next in run:
         x, sigma_hat = churn(x, sigma, run.steps, s_churn, s_tmin, s_tmax, s_noise)
-        denoised = run.denoise(x, sigma_hat)
-        x = x + (x - denoised) * ((sigma_next - sigma_hat) / sigma_hat)
+        x = x + run.slope(x, sigma_hat) * (sigma_next - sigma_hat)
     return x
 
 

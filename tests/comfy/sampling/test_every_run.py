@@ -133,6 +133,17 @@ def test_members_of_a_nested_latent_reach_the_callback() -> None:
     assert [tuple(part.shape) for part in seen[-1].unbind()] == SHAPES[2]
 
 
+@pytest.mark.parametrize("sampler", ["dpm_2_ancestral", "dpmpp_2s_ancestral", "euler_ancestral"])
+def test_one_step_over_a_wide_range_ends_near_the_data(sampler: str) -> None:
+    sigmas = torch.tensor([4518.0, 0.03])
+    start = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(3)) * sigmas[0]
+    made = solvers.find(sampler).function(
+        lambda x, sigma: two_gaussians(x, sigma.reshape(-1, 1, 1, 1), torch.tensor(0.5), False),
+        start, sigmas, extra_args={}, disable=True,
+    )  # fmt: skip
+    assert made.abs().max() < 5  # a level between the two that rounding made up gave 15,000
+
+
 ADAPTIVE_LIMITS = [
     ({"h_init": 0.0}, "h_init"),
     ({"rtol": 0.0, "atol": 0.0}, r"no step met the tolerance in \d+ tries"),

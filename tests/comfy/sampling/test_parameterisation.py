@@ -109,3 +109,18 @@ def test_timesteps_of_the_table_give_back_its_levels(kind: str) -> None:
 def test_an_unknown_kind_is_named_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown sampling kind 'EPZ'; known: EPS, "):
         noise_levels.build_model_sampling("EPZ")
+
+
+@pytest.mark.parametrize(("sigma", "sigma_next"), [(4518.0, 0.03), (14.6, 0.0292), (700.0, 0.1)])
+@pytest.mark.parametrize("eta", [0.3, 1.0, 1.7])
+def test_an_ancestral_step_has_the_digits_of_single_precision(
+    sigma: float, sigma_next: float, eta: float
+) -> None:
+    start, end = torch.tensor(sigma), torch.tensor(sigma_next)
+    up = torch.minimum(end, eta * ((end**2 * (start**2 - end**2) / start**2) ** 0.5))
+    down = (end**2 - up**2) ** 0.5
+    assert predictions.split_ancestral(sigma, sigma_next, eta) == (down.item(), up.item())
+
+
+def test_a_step_too_long_for_single_precision_keeps_no_old_noise() -> None:
+    assert predictions.split_ancestral(4518.0, 0.03, 1.0)[0] == 0.0
