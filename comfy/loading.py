@@ -22,12 +22,13 @@ from comfy.families.family import ModelFamily, strip_prefixes
 from comfy.families.text_sizes import text_model_configs
 from comfy.patching.dynamic import core_patcher_class
 from comfy.patching.patcher import ModelPatcher
-from comfy.text_encoders import mistral, qwen, tekken, umt5
+from comfy.text_encoders import hunyuan_video, mistral, qwen, tekken, umt5
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, EMBEDDED, find_pieces
 from comfy.vae.vae import VAE
 from comfy.weights import contents, state_dict
 from comfy.weights.errors import WeightFileError
+from comfy.weights.fill import UnknownWeightsError
 from comfy.weights.header_hints import read_hints
 from comfy.weights.layout import arrange_convolutions
 from comfy.weights.lora import (
@@ -54,9 +55,14 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     qwen.QWEN25_7B: qwen.find_qwen_pieces,
     qwen.QWEN3_4B: qwen.find_qwen_pieces,
     mistral.NAME: tekken.find_tekken_pieces,
+    hunyuan_video.NAME: hunyuan_video.find_llama_pieces,
 }
 # Tensors of bytes that are vocabularies, not weights.
 EMBEDDED_NAMES = (EMBEDDED, tekken.EMBEDDED)
+
+
+# What to do where a checkpoint's own autoencoder is of no known kind.
+OWN_AUTOENCODER = "load an autoencoder from a file of its own, with a Load VAE node"
 
 
 class UnknownArchitectureError(WeightFileError):
@@ -341,14 +347,20 @@ def load_lora_for_models(
 
 
 @contextmanager
-def naming(path: str) -> Iterator[None]:
+def naming(path: str, unknown: str = OWN_AUTOENCODER) -> Iterator[None]:
     """Puts the file's name on errors about its contents.
 
+    Args:
+        unknown: What to do about contents of no known kind.
+
     Raises:
+        UnknownArchitectureError: In place of an error about contents of no known kind.
         BrokenCheckpointError: In place of an error about missing or contradictory sizes.
     """
     try:
         yield
+    except UnknownWeightsError as error:
+        raise UnknownArchitectureError(path, str(error), unknown) from error
     except ValueError as error:  # incomplete weights, or sizes a network cannot have
         raise BrokenCheckpointError(path, str(error).rstrip(".")) from error
 

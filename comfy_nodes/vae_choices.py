@@ -51,7 +51,7 @@ def load(name: str) -> VAE:
         folder = "vae_approx" if in_two else "vae"
         path = folder_paths.get_full_path_or_raise(folder, name)
         state_dict, metadata = load_torch_file(path, return_metadata=True)
-        with naming(path):
+        with naming(path, "choose a file that holds an autoencoder alone, of a kind that runs"):
             vae = VAE(sd=state_dict, metadata=metadata)
     vae.throw_exception_if_invalid()
     return vae

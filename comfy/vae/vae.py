@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comfy import interrupt
+from comfy import interrupt, progress
 from comfy.devices import memory, placement, precision, residency
 from comfy.patching.patcher import ModelPatcher
 from comfy.vae import unsupported
@@ -18,7 +18,7 @@ from comfy.vae.spec import AutoencoderSpec
 from comfy.vae.tiled import TiledCoding
 from comfy.weights.contents import contents_in_words
 from comfy.weights.diffusers_vae import convert_vae_state_dict, is_diffusers_vae
-from comfy.weights.fill import IncompleteWeightsError, fill
+from comfy.weights.fill import UnknownWeightsError, fill
 from comfy.weights.layout import arrange_convolutions
 from comfy.weights.marks import cannot_run
 
@@ -71,7 +71,8 @@ class VAE(TiledCoding):
             dtype: Type to compute in; the policy's choice by default.
             metadata: The file's header, for what shapes do not tell.
         Raises:
-            IncompleteWeightsError: The weights are of no known kind, or not all there.
+            UnknownWeightsError: The weights are of no known kind.
+            IncompleteWeightsError: They are not all there.
         """
         weights = dict(sd or {})
         if is_diffusers_vae(weights):
@@ -86,10 +87,9 @@ class VAE(TiledCoding):
         if spec is None:
             name = unsupported.name_of(weights)
             if name is not None:
-                raise IncompleteWeightsError(cannot_run(f"the autoencoder of {name}"))
-            raise IncompleteWeightsError(
-                f"no autoencoder was recognised: found {contents_in_words(list(weights))}; a "
-                "checkpoint without one needs a VAE file of its own: load it with a Load VAE node"
+                raise UnknownWeightsError(cannot_run(f"the autoencoder of {name}"))
+            raise UnknownWeightsError(
+                f"no autoencoder was recognised: found {contents_in_words(list(weights))}"
             )
         self._adopt(spec)
         self.device: torch.device = placement.vae_device() if device is None else device
@@ -345,7 +345,9 @@ class VAE(TiledCoding):
             raise NotFiniteError(
                 "decoding gave NaN in float32: the VAE file is damaged or belongs to another model"
             )
-        logger.warning("Decoding in %s gave NaN; decoding in float32 from now on", self.vae_dtype)
+        progress.warn(
+            logger, "Decoding in %s gave NaN; decoding in float32 from now on", self.vae_dtype
+        )
         self.vae_dtype = torch.float32
         self.patcher.detach()  # what rests is widened, so that the next load brings it so
         self.first_stage_model.to(torch.float32)

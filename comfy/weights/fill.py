@@ -25,6 +25,10 @@ class IncompleteWeightsError(ValueError):
     """Weights that cannot make a network work: none fits, some are missing, or a shape is wrong."""
 
 
+class UnknownWeightsError(IncompleteWeightsError):
+    """Weights of another kind than was asked for, or of none that is known."""
+
+
 def fill(
     module: nn.Module,
     weights: MutableMapping[str, torch.Tensor],

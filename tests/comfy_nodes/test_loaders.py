@@ -185,9 +185,18 @@ def test_the_pixel_space_is_an_autoencoder_that_changes_nothing(models: Path) ->
     torch.testing.assert_close(vae.decode(vae.encode(pixels)), pixels)
 
 
-def test_a_file_without_an_autoencoder_is_an_error_that_names_it(models: Path) -> None:
-    save_file({"some.weight": torch.zeros(1)}, models / "vae" / "none.safetensors")
-    with pytest.raises(loading.BrokenCheckpointError, match=r"none\.safetensors.*some\.weight"):
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("some.weight", r"1 key \(some\.weight\)\. To mend it: choose a file that holds an auto"),
+        ("lora_unet_x.lora_down.weight", r"looks like a LoRA, which belongs in models/loras\. To"),
+        ("model.diffusion_model.x", r"a diffusion model, which belongs in models/diffusion_model"),
+        ("blocks.11.num_batches_tracked", r"autoencoder of Stable Cascade, previewer.*: choose a"),
+    ],
+)
+def test_a_file_without_an_autoencoder_says_what_it_is(key: str, told: str, models: Path) -> None:
+    save_file({key: torch.zeros(1)}, models / "vae" / "none.safetensors")
+    with pytest.raises(loading.UnknownArchitectureError, match=rf"none\.safetensors: .*{told}"):
         nodes.VAELoader().load_vae("none.safetensors")
 
 
