@@ -71,24 +71,29 @@ class Swap(NamedTuple):
     inherited: bool
 
 
-def swap_attr(obj: Any, attr: str, value: Any) -> Swap:
-    """Replace what stands under a dotted name; `undo_swap` is the exact inverse."""
+def present_attr(obj: Any, attr: str) -> Swap:
+    """What stands under a dotted name, for `undo_swap` after `set_attr` replaced it."""
     owner, name = owner_of(obj, attr)
+    return Swap(getattr(owner, name), not _holds(owner, name))
+
+
+def _holds(owner: Any, name: str) -> bool:
+    """Whether an object itself has something under a name, not its class."""
     held = name in getattr(owner, "__dict__", {}) or name == "__class__"
     if isinstance(owner, nn.Module):
         held = held or any(
             name in table for table in (owner._parameters, owner._buffers, owner._modules)
         )
-    return Swap(set_attr(obj, attr, value), not held)
+    return held
 
 
 def undo_swap(obj: Any, attr: str, swap: Swap) -> None:
-    """Put back what `swap_attr` replaced."""
+    """Put back what stood under a dotted name before; a second time changes nothing."""
     owner, name = owner_of(obj, attr)
-    if swap.inherited:
-        delattr(owner, name)
-    else:
+    if not swap.inherited:
         set_attr(obj, attr, swap.previous)
+    elif _holds(owner, name):
+        delattr(owner, name)
 
 
 def get_key_weight(

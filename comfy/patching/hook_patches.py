@@ -196,15 +196,13 @@ class HookPatching:
         return create_transformer_options_from_hooks(self, hooks, transformer_options)
 
     def patch_hooks(self, hooks: HookGroup | None) -> None:
-        """Show the weights of a group; None shows the view alone."""
-        with self.residence.memory.reuse():
-            self.unpatch_hooks()
-            self._patch_with(hooks)
+        """Show the weights of a group; None shows the view alone.
 
-    def _patch_with(self, hooks: HookGroup | None) -> None:
-        """`patch_hooks` on a view without hooks."""
+        Weight by weight, so that each finds the memory of the one whose place it takes.
+        """
         patches = self.get_combined_hook_patches(hooks)
         if not patches:
+            self.unpatch_hooks()
             self.current_hooks = hooks
             return
         assert hooks is not None
@@ -217,10 +215,14 @@ class HookPatching:
             arithmetic.is_model_difference(p) for ps in patches.values() for p in ps
         )
         originals = self.get_key_patches() if needs_originals else None
+        self.current_hooks = None
         try:
-            for key in patches:
-                throw_exception_if_processing_interrupted()
-                self._show_hooked(hooks, key, patches, cached.get(key), originals)
+            with self.residence.memory.reuse():
+                self.unpatch_hooks(self.residence.hooked_keys() - patches.keys())
+                for key in patches:
+                    throw_exception_if_processing_interrupted()
+                    self.residence.take_hook_off(key)
+                    self._show_hooked(hooks, key, patches, cached.get(key), originals)
         except BaseException:
             self.unpatch_hooks()
             raise

@@ -35,25 +35,35 @@ class HookedWeights:
         self.hook_functions.setdefault((prefix, attribute), present)
         module.__dict__[attribute] = [*present, function]
 
+    def hooked_keys(self) -> set[str]:
+        """Keys of the weights that hooks change now."""
+        functions = (
+            prefix + name.removesuffix("_function") for prefix, name in self.hook_functions
+        )
+        return {*self.hooked, *functions}
+
     def take_hooks_off(self, keys: Container[str] | None = None) -> None:
         """Put back what hooks replaced; nothing can fail here.
 
         Args:
             keys: Only these weights; None means all.
         """
-        for key in [key for key in self.hooked if keys is None or key in keys]:
-            path, _, name = key.rpartition(".")
-            module, shown = self._submodule(path), self.hooked.pop(key)
-            if module is not None:
-                table = self._table(module, name)
-                table[name] = shown
-        for prefix, attribute in list(self.hook_functions):
-            key = prefix + attribute.removesuffix("_function")
-            if keys is None or key in keys:
-                functions = self.hook_functions.pop((prefix, attribute))
-                module = self._submodule(prefix.removesuffix("."))
-                if module is not None:
-                    module.__dict__[attribute] = functions
+        for key in [key for key in self.hooked_keys() if keys is None or key in keys]:
+            self.take_hook_off(key)
+
+    def take_hook_off(self, key: str) -> None:
+        """Put back what hooks replaced of one weight; what is not there yet can be asked again."""
+        path, _, name = key.rpartition(".")
+        shown = self.hooked.get(key)
+        functions_key = (f"{path}." if path else "", f"{name}_function")
+        functions = self.hook_functions.get(functions_key)
+        module = self._submodule(path) if shown is not None or functions is not None else None
+        if module is not None and shown is not None:
+            self._table(module, name)[name] = shown
+        if module is not None and functions is not None:
+            module.__dict__[functions_key[1]] = functions
+        self.hooked.pop(key, None)
+        self.hook_functions.pop(functions_key, None)
 
     def forget_hook_weights(self) -> None:
         """Let go of the weights that any view keeps for its next switch of hooks."""

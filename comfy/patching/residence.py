@@ -27,9 +27,10 @@ from comfy.patching.attributes import (
     copy_to_param,
     get_attr,
     own_tensors,
+    present_attr,
     restore_attribute,
+    set_attr,
     set_attr_param,
-    swap_attr,
     undo_swap,
 )
 from comfy.patching.hooked_weights import HookedWeights
@@ -210,19 +211,18 @@ class Residence(HookedWeights, LentWeights, Occupancy):
     def _put_one_back(self, module: nn.Module, prefix: str, name: str) -> None:
         key = prefix + name
         self._end_lending(module, prefix, name)
-        home = self.home.pop(key, None)
-        self.applied.pop(key, None)
-        self.held.pop(key, None)
-        self.pinned.pop(key, None)
-        backup = self.backup.pop(key, None)
+        home, backup = self.home.get(key), self.backup.get(key)
         if home is not None:
-            self.copies.pop(id(home), None)
             tables: list[dict[str, Any]] = [module._parameters, module._buffers]
             own, other = tables if isinstance(home, nn.Parameter) else tables[::-1]
             other.pop(name, None)  # where a subclass of the patcher made a parameter of a buffer
             own[name] = home
         if backup is not None and (home is None or backup.inplace_update):
             self._undo_foreign(key, backup)
+        # Only now: a cancellation from outside can end this at any point, and is not to lose one.
+        for table in (self.applied, self.held, self.pinned, self.backup, self.home):
+            table.pop(key, None)
+        self.copies.pop(id(home), None)
 
     def keep_original(
         self, module: nn.Module, prefix: str, name: str, original: torch.Tensor | None
@@ -253,8 +253,9 @@ class Residence(HookedWeights, LentWeights, Occupancy):
 
     def stop_streaming(self, name: str, module: nn.Module) -> None:
         """Put a layer's own attributes back."""
-        for attribute, value in self.streaming.pop(name, {}).items():
+        for attribute, value in self.streaming.get(name, {}).items():
             restore_attribute(module, attribute, value)
+        self.streaming.pop(name, None)
 
     # -- objects ---------------------------------------------------------------------------
 
@@ -267,14 +268,20 @@ class Residence(HookedWeights, LentWeights, Occupancy):
     def swap_object(self, name: str, value: Any) -> None:
         """Replace an object of the model."""
         self._before_object_change(name)
-        self.objects[name] = swap_attr(self.module(), name, value)
+        self.objects[name] = present_attr(self.module(), name)
+        set_attr(self.module(), name, value)
 
     def put_objects_back(self) -> None:
         """Undo all object patches, last applied first."""
         while self.objects:
             name = next(reversed(self.objects))
             self._before_object_change(name)
-            undo_swap(self.module(), name, self.objects.pop(name))
+            try:
+                undo_swap(self.module(), name, self.objects[name])
+            except (AttributeError, TypeError, ValueError, RuntimeError):
+                del self.objects[name]  # what held it is gone: the others must still come back
+                raise
+            del self.objects[name]
 
     def _before_object_change(self, name: str) -> None:
         """A module about to be replaced must not take device copies along."""
