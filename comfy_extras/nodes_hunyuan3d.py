@@ -95,8 +95,15 @@ class Hunyuan3Dv2ConditioningMultiView(io.ComfyNode):
     ) -> io.NodeOutput:
         given = [(n, one) for n, one in enumerate((front, left, back, right)) if one is not None]
         if not given:
-            raise ValueError("no side is given; connect at least one picture")
+            raise ValueError("front, left, back, right: expected at least one, found none")
         states = [(n, one.last_hidden_state) for n, one in given]
+        first = states[0][1]
+        for n, one in states:
+            if (one.shape[0], one.shape[2]) != (first.shape[0], first.shape[2]):
+                raise ValueError(
+                    f"{SIDES[n]}: expected as many pictures as {SIDES[states[0][0]]} has, seen by "
+                    f"the same encoder, states {tuple(first.shape)}, found {tuple(one.shape)}"
+                )
         embeddings = side_embeddings(states[0][1].shape[-1])
         return as_pair(torch.cat([one + embeddings[n].to(one) for n, one in states], dim=1))
 

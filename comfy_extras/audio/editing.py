@@ -86,8 +86,8 @@ class TrimAudioDuration(io.ComfyNode):
         last = min(samples, first + round(duration * rate))
         if first >= last:
             raise ValueError(
-                f"nothing lies between {start_index} s and {duration} s later: the sound has "
-                f"{samples / rate:.2f} s; begin earlier or take more"
+                f"start_index, duration: nothing lies between {start_index} s and {duration} s "
+                f"later: the sound has {samples / rate:.2f} s; begin earlier or take more"
             )
         return sound(waveform[..., first:last], rate)
 
@@ -112,7 +112,7 @@ class SplitAudioChannels(io.ComfyNode):
     def execute(cls, audio: Audio) -> io.NodeOutput:
         waveform, rate = audio["waveform"], audio["sample_rate"]
         if waveform.shape[1] != 2:
-            raise ValueError(f"the sound has {waveform.shape[1]} channels; expected 2")
+            raise ValueError(f"audio: expected a sound of 2 channels, found {waveform.shape[1]}")
         left, right = waveform[:, :1], waveform[:, 1:]
         return io.NodeOutput(
             {"waveform": left, "sample_rate": rate}, {"waveform": right, "sample_rate": rate}

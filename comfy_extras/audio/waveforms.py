@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from comfy.audio_encoders.resampling import resample as resample
+from comfy_nodes.picture_basics import check_count
 
 Audio = dict[str, Any]
 
@@ -34,11 +36,23 @@ def load_audio(path: str) -> Audio:
     return dict(found)
 
 
-def at_one_rate(first: Audio, second: Audio) -> tuple[Tensor, Tensor, int]:
-    """Two waveforms at the higher of their rates, and that rate."""
-    rate = max(first["sample_rate"], second["sample_rate"])
-    waveforms = [resample(one["waveform"], one["sample_rate"], rate) for one in (first, second)]
-    return waveforms[0], waveforms[1], rate
+def at_one_rate(audio1: Audio, audio2: Audio) -> tuple[Tensor, Tensor, int]:
+    """Two waveforms at the higher of their rates, with as many sounds and channels, and that rate.
+
+    One sound, and one channel, serves for all of the other's.
+
+    Raises:
+        ValueError: They have different numbers of sounds or channels otherwise.
+    """
+    rate = max(audio1["sample_rate"], audio2["sample_rate"])
+    first, second = (
+        resample(one["waveform"], one["sample_rate"], rate) for one in (audio1, audio2)
+    )
+    for axis, what in enumerate(("sound", "channel")):
+        if first.shape[axis] > 1:
+            check_count(second.shape[axis], first.shape[axis], what, "audio2", "audio1")
+    counts = torch.broadcast_shapes(first.shape[:2], second.shape[:2])
+    return first.expand(*counts, -1), second.expand(*counts, -1), rate
 
 
 def stereo(waveform: Tensor) -> Tensor:

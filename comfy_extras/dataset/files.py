@@ -217,7 +217,9 @@ class SaveImageTextDataSetToFolder(io.ComfyNode):
     ) -> io.NodeOutput:
         pictures = sum(batch.shape[0] for batch in images)
         if pictures != len(texts):
-            raise ValueError(f"{pictures} pictures and {len(texts)} texts; expected one text each")
+            raise ValueError(
+                f"texts: expected as many as there are pictures ({pictures}), found {len(texts)}"
+            )
         folder = output_folder(only(folder_name))
         for stem, text in zip(write_pictures(images, folder, only(filename_prefix)), texts):
             with open(f"{stem}.txt", "w", encoding="utf-8") as file:

@@ -67,7 +67,7 @@ class ShuffleImageTextDataset(io.ComfyNode):
     def execute(cls, images: list[Tensor], texts: list[str], seed: list[int]) -> io.NodeOutput:
         if len(images) != len(texts):
             raise ValueError(
-                f"{len(images)} pictures and {len(texts)} texts; expected one text a picture"
+                f"texts: expected as many as there are pictures ({len(images)}), found {len(texts)}"
             )
         order = shuffled(len(images), only(seed))
         return io.NodeOutput([images[n] for n in order], [texts[n] for n in order])

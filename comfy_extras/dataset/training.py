@@ -37,7 +37,9 @@ def texts_for(texts: list[str] | None, count: int) -> list[str]:
     if len(given) == 1:
         return given * count
     if len(given) != count:
-        raise ValueError(f"{count} pictures and {len(given)} texts; expected one text, or one each")
+        raise ValueError(
+            f"texts: expected one, or as many as there are pictures ({count}), found {len(given)}"
+        )
     return given
 
 
@@ -97,7 +99,8 @@ class ResolutionBucket(io.ComfyNode):
         entries = [entry for single in conditioning for entry in single]
         if len(samples) != len(entries):
             raise ValueError(
-                f"{len(samples)} latents and {len(entries)} conditionings; expected one each"
+                f"conditioning: expected as many as there are latents ({len(samples)}), found "
+                f"{len(entries)}"
             )
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, sample in enumerate(samples):

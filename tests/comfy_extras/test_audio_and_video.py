@@ -62,7 +62,7 @@ def test_channels_are_taken_apart_and_joined() -> None:
     left, right = parts[0], parts[1]
     assert torch.equal(left["waveform"], sound["waveform"][:, :1])
     assert torch.equal(right["waveform"], sound["waveform"][:, 1:])
-    with pytest.raises(ValueError, match="1 channels; expected 2"):
+    with pytest.raises(ValueError, match="audio: expected a sound of 2 channels, found 1"):
         editing.SplitAudioChannels.execute(left)
     joined = editing.AudioConcat.execute(left, sound, "before")[0]["waveform"]
     assert torch.equal(joined[..., :10], sound["waveform"])
@@ -79,6 +79,33 @@ def test_mixing_keeps_the_first_length_and_never_clips() -> None:
         torch.tensor(0.8),
     )
     assert editing.AudioMerge.execute(loud, loud, "subtract")[0]["waveform"].abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (
+            (2, 2, 9),
+            (3, 2, 9),
+            r"audio2: expected one sound or as many as audio1 has \(2\), found 3",
+        ),
+        ((1, 2, 9), (1, 6, 9), r"audio2: expected one channel or as many as audio1 has \(2\), fou"),
+    ],
+)
+def test_sounds_that_do_not_fit_together_are_named(
+    first: tuple[int, ...], second: tuple[int, ...], told: str
+) -> None:
+    sounds = [{"waveform": torch.zeros(shape), "sample_rate": RATE} for shape in (first, second)]
+    for join, how in ((editing.AudioConcat, "after"), (editing.AudioMerge, "add")):
+        with pytest.raises(ValueError, match=told):
+            join.execute(*sounds, how)
+
+
+def test_one_sound_and_one_channel_serve_for_all() -> None:
+    many, one = torch.rand(3, 6, 4), torch.rand(1, 1, 4)
+    sounds = [{"waveform": waveform, "sample_rate": RATE} for waveform in (many, one)]
+    joined = editing.AudioConcat.execute(*sounds, "after")[0]["waveform"]
+    assert torch.equal(joined, torch.cat([many, one.expand(3, 6, 4)], dim=-1))
 
 
 def test_volume_is_in_decibels() -> None:

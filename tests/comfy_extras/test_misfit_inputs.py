@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from comfy_extras import (
     nodes_flux,
     nodes_hidream,
     nodes_hunyuan,
+    nodes_hunyuan3d,
     nodes_kandinsky5,
     nodes_latent,
     nodes_lt,
@@ -364,3 +366,12 @@ def test_nothing_is_pasted_into_a_sound() -> None:
     sound = {"samples": torch.zeros(2, 64, 22)}
     with pytest.raises(ValueError, match=r"destination: expected a latent of a picture or video"):
         LatentCompositeMasked.execute(sound, sound, 0, 0, False)
+
+
+@pytest.mark.parametrize("left", [(3, 5, 8), (1, 5, 16)])
+def test_sides_of_a_shape_are_seen_alike(left: tuple[int, ...]) -> None:
+    seen = [SimpleNamespace(last_hidden_state=torch.zeros(shape)) for shape in ((1, 5, 8), left)]
+    with pytest.raises(ValueError, match=r"left: expected as many pictures as front has, .*found"):
+        nodes_hunyuan3d.Hunyuan3Dv2ConditioningMultiView.execute(*seen)
+    with pytest.raises(ValueError, match="front, left, back, right: expected at least one"):
+        nodes_hunyuan3d.Hunyuan3Dv2ConditioningMultiView.execute()
