@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +82,30 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Comes before fixtures of every scope, which may load models.
-
-    With all that was made so far out of the collector's sight, a collection takes milliseconds
-    instead of a tenth of a second.
-    """
+    """Comes before fixtures of every scope, which may load models."""
     pin_cpu()
+    keep_what_is_left()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, bool, bool]:
+    """After a file, what it left behind will stay."""
+    done = yield
+    if nextitem is not None and nextitem.path != item.path:
+        keep_what_is_left()
+    return done
+
+
+def keep_what_is_left() -> None:
+    """Takes everything that is there out of the collector's sight.
+
+    A collection then takes milliseconds, not a tenth of a second; many tests ask for dozens.
+    """
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 @pytest.fixture(autouse=True)
