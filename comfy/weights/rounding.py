@@ -63,7 +63,9 @@ def _round_to_float8(
 ) -> torch.Tensor:
     """One slice: uniform noise is added to the mantissa, which is then floored."""
     exponent_bits, mantissa_bits, bias = (4, 3, 7) if dtype == torch.float8_e4m3fn else (5, 2, 15)
-    x = value.half()
+    limits = torch.finfo(dtype)
+    # What lies beyond the type would overflow on the way; NaN stays what it is.
+    x = value.clamp(min=limits.min, max=limits.max).half()
     sign, magnitude = torch.sign(x), x.abs()
     sign = torch.where(magnitude == 0, torch.zeros_like(sign), sign)
     exponent = torch.clamp(torch.floor(torch.log2(magnitude)) + bias, 0, 2**exponent_bits - 1)
@@ -83,5 +85,4 @@ def _round_to_float8(
         (2.0 ** (exponent - bias)) * (1.0 + mantissa),
         (2.0 ** (-bias + 1)) * mantissa,
     )
-    limits = torch.finfo(dtype)
     return torch.clamp(rounded, min=limits.min, max=limits.max).to(dtype)
