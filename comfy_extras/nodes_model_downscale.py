@@ -16,7 +16,8 @@ METHODS = ["bicubic", "nearest-exact", "bilinear", "area", "bislerp"]
 
 def shrunk(h: Tensor, factor: float, method: str) -> Tensor:
     """Features [B, C, H, W] at 1 / factor of their size."""
-    width, height = (max(1, round(side / factor)) for side in (h.shape[-1], h.shape[-2]))
+    # By the reciprocal, as pictures have it: where it matters, rounding falls the other way.
+    width, height = (max(1, round(side * (1.0 / factor))) for side in (h.shape[-1], h.shape[-2]))
     return resize.common_upscale(h, width, height, method, "disabled")
 
 

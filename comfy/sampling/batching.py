@@ -267,7 +267,7 @@ def _call_model(
     _merge_patches(options, jobs[0].patches)
     options["cond_or_uncond"] = cond_or_uncond[:]
     options["uuids"] = [job.uuid for job in jobs]
-    options["sigmas"] = sigma
+    options["sigmas"] = timestep  # of one entry: patches may take it for a number
     inputs["transformer_options"] = options
     if jobs[0].control is not None:
         inputs["control"] = jobs[0].control.get_control(

@@ -278,6 +278,16 @@ def test_no_tokens_are_merged_at_ratio_zero(model: Any) -> None:
     assert not torch.equal(merged, plain)
 
 
+@pytest.mark.parametrize(
+    ("side", "factor", "expected"), [(9, 0.144, 62), (15, 0.24, 63), (8, 3, 3)]
+)
+def test_shrinking_rounds_the_product_with_the_reciprocal(
+    side: int, factor: float, expected: int
+) -> None:
+    made = nodes_model_downscale.shrunk(torch.ones(1, 1, side, side), factor, "area")
+    assert made.shape[-2:] == (expected, expected)
+
+
 @pytest.mark.parametrize("after_skip", [True, False])
 def test_deep_shrink_works_within_its_span(model: Any, after_skip: bool) -> None:
     plain = sample(model)

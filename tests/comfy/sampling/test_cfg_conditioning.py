@@ -217,7 +217,11 @@ def test_a_function_wrapper_sees_the_call_and_goes_on(recorded: dict[str, Tensor
     made, _ = guided(recorded, CFG, {"model_function_wrapper": wrapper})
     torch.testing.assert_close(made, recorded["case/plain/sigma5.0/denoised"], **NEAR)
     assert seen[0]["cond_or_uncond"] == [1, 0]
-    assert seen[0]["c"]["transformer_options"]["cond_or_uncond"] == [1, 0]
+    told = seen[0]["c"]["transformer_options"]
+    assert told["cond_or_uncond"] == [1, 0]
+    assert len(told["uuids"]) == 2
+    assert told["sigmas"].shape == (2,)  # of the latent's batch, however many entries share a call
+    assert seen[0]["timestep"].shape == (4,)
 
 
 def test_a_wrapper_around_the_batch_calculation_runs(recorded: dict[str, Tensor]) -> None:
