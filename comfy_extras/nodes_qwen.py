@@ -9,6 +9,7 @@ from torch import Tensor
 
 from comfy import resize
 from comfy.devices import placement
+from comfy.text_encoders.qwen import EDIT_TEMPLATE, PICTURE
 from comfy_api.latest import io
 from comfy_extras.declarations import batch_input, pixels_input, text_input
 from comfy_extras.extension import entrypoint_of
@@ -18,17 +19,7 @@ from comfy_nodes.latent_basics import empty_samples
 PIXELS = 1024 * 1024  # of a picture to edit
 SEEN_PIXELS = 384 * 384  # of a picture beside others, as the text encoder sees it
 CHANNELS, CELL = 16, 8
-
-
-# What the several-pictures model was taught with: https://github.com/QwenLM/Qwen-Image
-EDIT_TEMPLATE = (
-    "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, "
-    "texture, objects, background), then explain how the user's text instruction should alter or "
-    "modify the image. Generate a new image that meets the user's requirements while maintaining "
-    "consistency with the original input where appropriate.<|im_end|>\n<|im_start|>user\n{}"
-    "<|im_end|>\n<|im_start|>assistant\n"
-)
-PICTURE = "Picture {}: <|vision_start|><|image_pad|><|vision_end|>"
+NUMBERED = f"Picture {{}}: {PICTURE}"
 
 
 def at_area(image: Tensor, pixels: int, multiple: int = 1) -> Tensor:
@@ -102,7 +93,7 @@ class TextEncodeQwenImageEditPlus(io.ComfyNode):
         image3: Tensor | None = None,
     ) -> io.NodeOutput:
         given = [(n, one) for n, one in enumerate((image1, image2, image3), 1) if one is not None]
-        text = "".join(PICTURE.format(number) for number, _ in given) + prompt
+        text = "".join(NUMBERED.format(number) for number, _ in given) + prompt
         seen = [at_area(image, SEEN_PIXELS) for _, image in given]
         tokens = clip.tokenize(text, images=seen, llama_template=EDIT_TEMPLATE)
         conditioning = clip.encode_from_tokens_scheduled(tokens)

@@ -14,8 +14,9 @@ from comfy.families.unet_layout import count_consecutive
 CHANNELS_PER_HEAD = 64  # what every published CLIP text encoder uses
 ENCODERS = ("clip_l", "clip_g", "clip_h")
 T5_ENCODERS = ("t5xxl", "umt5xxl")
-LLM_ENCODERS = ("qwen25_7b", "qwen3_4b", "mistral3_24b")
+LLM_ENCODERS = ("qwen25_7b", "qwen3_4b", "mistral3_24b", "llama")
 LLM_HEAD = 128  # channels of a head where no norm tells
+VISION_HEAD = 80  # channels of a head of the picture tower of Qwen 2.5 VL
 T5_ATTENTION = "layer.0.SelfAttention"
 
 
@@ -47,7 +48,10 @@ def text_model_configs(
     for encoder in LLM_ENCODERS:
         prefix = f"{encoder}.transformer.model."
         if any(key.startswith(f"{prefix}layers.") for key in state_dict):
-            configs[f"{encoder}_model_config"] = _llm_config(state_dict, prefix)
+            config = configs[f"{encoder}_model_config"] = _llm_config(state_dict, prefix)
+            visual = f"{encoder}.transformer.visual."
+            if f"{visual}patch_embed.proj.weight" in state_dict:
+                config["vision_config"] = _vision_config(state_dict, visual)
     return configs
 
 
@@ -71,6 +75,17 @@ def _llm_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]
         "num_key_value_heads": _shape(state_dict, f"{layer}self_attn.k_proj.weight")[0] // head,
         "head_dim": head,
         "final_norm": f"{prefix}norm.weight" in state_dict,
+    }
+
+
+def _vision_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    width = state_dict[f"{prefix}patch_embed.proj.weight"].shape[0]
+    return {
+        "hidden_size": width,
+        "intermediate_size": _shape(state_dict, f"{prefix}blocks.0.mlp.gate_proj.weight")[0],
+        "depth": count_consecutive(state_dict, f"{prefix}blocks."),
+        "num_heads": max(1, width // VISION_HEAD),
+        "out_hidden_size": _shape(state_dict, f"{prefix}merger.mlp.2.weight")[0],
     }
 
 

@@ -1,22 +1,28 @@
-"""Qwen 2.5 and Qwen 3 as text encoders: of Qwen-Image and of Z-Image.
+"""Qwen 2.5 VL and Qwen 3 as text encoders: of Qwen-Image and of Z-Image.
 
-The text is put into a conversation; Qwen-Image takes the states from the person's words on.
+The text is put into a conversation; Qwen-Image takes the states from the person's words on, and
+looks at pictures that stand among them.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 
+from comfy import progress
 from comfy.ldm.llm.model import DecoderLLM
+from comfy.ldm.llm.qwen_vl import IMAGE, QwenVL
 from comfy.text_encoders.encoder import Chunk, SD1ClipModel, SDClipModel
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, package_folders
 from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
+
+logger = logging.getLogger(__name__)
 
 QWEN25_7B, QWEN3_4B = "qwen25_7b", "qwen3_4b"
 PAD, TURN_START, USER, NEW_LINE = 151643, 151644, 872, 198
@@ -33,11 +39,21 @@ QWEN_IMAGE_TEMPLATE = (
     "quantity, text, spatial relationships of the objects and background:<|im_end|>\n"
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
+# How Qwen-Image is asked to change pictures: https://github.com/QwenLM/Qwen-Image
+EDIT_TEMPLATE = (
+    "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, "
+    "texture, objects, background), then explain how the user's text instruction should alter or "
+    "modify the image. Generate a new image that meets the user's requirements while maintaining "
+    "consistency with the original input where appropriate.<|im_end|>\n<|im_start|>user\n{}"
+    "<|im_end|>\n<|im_start|>assistant\n"
+)
+PICTURE_MARK = "<|image_pad|>"
+PICTURE = f"<|vision_start|>{PICTURE_MARK}<|vision_end|>"
 Z_IMAGE_TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 QWEN25_CONFIG: dict[str, Any] = {
     "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
     "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
-    "qkv_bias": True, "qk_norm": False,
+    "qkv_bias": True, "qk_norm": False, "rope_dims": (16, 24, 24),
 }  # fmt: skip
 
 
@@ -138,37 +154,69 @@ class TemplateTokenizer(SD1Tokenizer):
     """
 
     template = "{}"
+    picture_template: str | None = None  # of encoders that look at pictures
 
     def tokenize_with_weights(
         self,
         text: str,
         return_word_ids: bool = False,
         llama_template: str | None = None,
-        images: Sequence[Any] = (),
+        images: Sequence[Tensor] = (),
         **kwargs: Any,
     ) -> dict[str, list[list[tuple[Any, ...]]]]:
         """Chunks of tokens by encoder name.
 
+        Args:
+            llama_template: A conversation with ``{}`` for the text, in place of this encoder's.
+            images: Pictures ``[1, H, W, 3]``. The first stands where the text, in its conversation,
+                has its first mark for one, and so on.
+
         Raises:
-            ValueError: Pictures are given, which the part of the encoder that reads them is
-                missing for.
+            ValueError: Pictures are given to an encoder that reads none.
         """
+        template = self.template
         if len(images):
-            raise ValueError(
-                "this text encoder reads no pictures in this version; leave the picture inputs of "
-                "the text node unconnected and give pictures as reference latents"
-            )
+            if self.picture_template is None:
+                raise ValueError(
+                    "this text encoder reads no pictures; leave the picture inputs of the text "
+                    "node unconnected and give pictures as reference latents"
+                )
+            template = self.picture_template
         whole = text
         if not text.startswith(TURN_MARK):
-            whole = (llama_template or self.template).replace("{}", text)
+            whole = (llama_template or template).replace("{}", text)
         kwargs["disable_weights"] = True
-        return super().tokenize_with_weights(whole, return_word_ids, **kwargs)
+        tokens = super().tokenize_with_weights(whole, return_word_ids, **kwargs)
+        return self._with_pictures(tokens, images) if len(images) else tokens
+
+    def _with_pictures(
+        self, tokens: dict[str, list[list[tuple[Any, ...]]]], images: Sequence[Tensor]
+    ) -> dict[str, list[list[tuple[Any, ...]]]]:
+        """Put pictures in the places of their marks."""
+        pieces = getattr(self, self.clip).tokenizer
+        mark = pieces.get_vocab().get(PICTURE_MARK)
+        left = [{"type": IMAGE, "data": one, "original_type": IMAGE} for one in reversed(images)]
+        for chunk in tokens[self.clip_name]:
+            for place, (token, *facts) in enumerate(chunk):
+                if left and isinstance(token, int) and token == mark:
+                    chunk[place] = (left.pop(), *facts)
+        if left:
+            progress.warn(
+                logger,
+                "The text has no place (%s) for %d of %d pictures, which the text encoder does not "
+                "see",
+                PICTURE_MARK,
+                len(left),
+                len(images),
+            )
+        return tokens
 
 
 class QwenImageTokenizer(TemplateTokenizer):
     """Qwen-Image's."""
 
     template = QWEN_IMAGE_TEMPLATE
+    picture_template = EDIT_TEMPLATE.replace("{}", f"{PICTURE}{{}}")
 
     def __init__(
         self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
@@ -192,7 +240,7 @@ class ZImageTokenizer(TemplateTokenizer):
 
 
 class Qwen25Model(SDClipModel):
-    """Qwen 2.5 7B: its last states."""
+    """Qwen 2.5 VL 7B: its last states."""
 
     def __init__(
         self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
@@ -204,7 +252,7 @@ class Qwen25Model(SDClipModel):
             dtype=dtype,
             special_tokens={"pad": PAD},
             layer_norm_hidden_state=False,
-            model_class=DecoderLLM,
+            model_class=QwenVL,
             enable_attention_masks=True,
             return_attention_masks=True,
             model_options={**(model_options or {}), "model_name": QWEN25_7B},

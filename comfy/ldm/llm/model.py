@@ -1,6 +1,6 @@
 """Decoder language models as text encoders: Llama 3, Mistral, Qwen 2.5 and Qwen 3.
 
-Only texts are read; each token sees those before it. Keys follow the published files:
+Each token sees those before it. Keys follow the published files:
 ``model.embed_tokens``, ``model.layers.N.self_attn``, ``.mlp``, ``model.norm``.
 Source: https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2505.09388.
 """
@@ -30,6 +30,8 @@ class LLMConfig:
         num_key_value_heads: Heads of keys and values; several heads of queries share one.
         qkv_bias: Whether the projections have biases (Qwen 2.5).
         qk_norm: Whether queries and keys are normed (Qwen 3).
+        rope_dims: Angles of a head that follow a token's place in time, height and width, for
+            models that take pictures; None: all follow one number.
         final_norm: Whether the last states are normed (not where the last layers were cut off).
     """
 
@@ -44,6 +46,7 @@ class LLMConfig:
     rope_theta: float = 1000000.0
     qkv_bias: bool = False
     qk_norm: bool = True
+    rope_dims: Sequence[int] | None = None
     final_norm: bool = True
 
     def __post_init__(self) -> None:
@@ -51,6 +54,11 @@ class LLMConfig:
             raise ValueError(
                 f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} heads "
                 "of keys"
+            )
+        if self.rope_dims is not None and 2 * sum(self.rope_dims) != self.head_dim:
+            raise ValueError(
+                f"rope_dims {list(self.rope_dims)} do not add up to half of head_dim "
+                f"{self.head_dim}"
             )
 
     @classmethod
@@ -72,12 +80,19 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight.to(x), self.eps)
 
 
-def rotations(length: int, head_dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines ``[L, D]`` of positions; the halves of a head turn together."""
-    powers = torch.arange(0, head_dim, 2, device=like.device).float() / head_dim
-    angles = torch.arange(length, device=like.device).float()[:, None] * (1.0 / theta**powers)
+def rotations(places: Tensor, config: LLMConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[L, D]`` of places; the halves of a head turn together.
+
+    Args:
+        places: ``[L]``, or ``[3, L]`` in time, height and width.
+    """
+    powers = torch.arange(0, config.head_dim, 2, device=places.device).float() / config.head_dim
+    angles = places.float()[..., None] * (1.0 / config.rope_theta**powers)
+    if angles.ndim == 3:
+        parts = angles.split(list(config.rope_dims or ()), dim=-1)
+        angles = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
     angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
@@ -167,12 +182,14 @@ class Decoder(nn.Module):
         attention_mask: Tensor | None,
         wanted: Intermediate,
         norm_intermediate: bool,
+        places: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Final states ``[B, L, D]`` and others.
 
         Args:
             wanted: A number: the states after that layer (negative from the end). "all", or some
                 numbers: those before each layer and the final ones, stacked ``[B, n, L, D]``.
+            places: ``[3, L]`` in time, height and width; None: tokens are counted.
         """
         count = len(self.layers)
         chosen = set(range(count + 1)) if wanted == "all" else set()
@@ -184,7 +201,9 @@ class Decoder(nn.Module):
         stacked: list[Tensor] = []
         kept: Tensor | None = None
         mask = _mask(x, attention_mask)
-        turn = rotations(x.shape[1], self.config.head_dim, self.config.rope_theta, x)
+        if places is None:
+            places = torch.arange(x.shape[1])
+        turn = rotations(places.to(x.device), self.config, x.dtype)
         for number, layer in enumerate(self.layers):
             if number in chosen:
                 stacked.append(x)
@@ -246,8 +265,19 @@ class DecoderLLM(nn.Module):
         embeds_info: Any = None,
     ) -> tuple[Tensor, Tensor | None]:
         """States of tokens ``[B, L]`` or of embedded ones ``[B, L, D]``."""
-        del num_tokens, embeds_info  # of encoders with an end to pool at, or with images
+        del num_tokens  # of encoders with an end to pool at
         x = embeds
         if x is None:
             x = self.model.embed_tokens(input_ids, out_dtype=dtype)
-        return self.model(x, attention_mask, intermediate_output, final_layer_norm_intermediate)
+        return self.model(
+            x,
+            attention_mask,
+            intermediate_output,
+            final_layer_norm_intermediate,
+            self.places(embeds_info, x.shape[1]),
+        )
+
+    def places(self, embeds_info: Any, length: int) -> Tensor | None:
+        """Places of tokens for `Decoder`, in models that take more than text."""
+        del embeds_info, length
+        return None

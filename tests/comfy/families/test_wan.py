@@ -16,6 +16,7 @@ from comfy.ldm.wan.model import VaceWanModel, WanModel
 from comfy.ldm.wan.vae import WanVAE
 from comfy.ops import manual_cast
 from comfy.saving import save_checkpoint
+from comfy.text_encoders import t5_pieces
 from comfy.vae.vae import VAE
 from comfy_extras.nodes_wan import WanImageToVideo, WanVaceToVideo
 from comfy_nodes.sampling import common_ksampler
@@ -163,7 +164,10 @@ def test_a_checkpoint_of_all_parts_survives_saving_with_its_vocabulary(tmp_path:
     assert torch.equal(again.vae.decode(latent), vae.decode(latent))
 
 
-def test_without_a_vocabulary_the_error_says_where_it_comes_from(tmp_path: Path) -> None:
+def test_without_a_vocabulary_the_error_says_where_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(t5_pieces, "PACKAGE", "a_package_nobody_has")
     path = tmp_path / "umt5.safetensors"
     save_file(wan_text_encoder(with_pieces=False), path)
     with pytest.raises(FileNotFoundError, match=r"word pieces of UMT5.*umt5_spiece\.model"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from comfy.text_encoders import t5_pieces
 from comfy.text_encoders.sentencepiece_file import read_piece_file, tokenizer_of
 from comfy.text_encoders.t5_pieces import T5Pieces, find_pieces, pieces_source
 from comfy.text_encoders.umt5 import UMT5Pieces
@@ -137,7 +138,10 @@ def test_the_encoders_own_vocabulary_comes_first() -> None:
     assert pieces_source(None) is None
 
 
-def test_vocabularies_of_other_encoders_are_passed_over(tmp_path: Path) -> None:
+def test_vocabularies_of_other_encoders_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(t5_pieces, "PACKAGE", "a_package_nobody_has")
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()

@@ -67,7 +67,8 @@ def test_t5_tokens_come_from_a_file_and_fill_up_to_the_least_length(tmp_path: Pa
     pieces = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "a": 5, "cat": 6}, "<pad>"))
     pieces.pre_tokenizer = pre_tokenizers.Whitespace()
     pieces.save(str(tmp_path / "tokenizer.json"))
-    words = T5XXLTokenizer(tokenizer_data={"t5_tokenizer": str(tmp_path)}, min_length=6)
+    source = str(tmp_path / "tokenizer.json")
+    words = T5XXLTokenizer(tokenizer_data={"t5_tokenizer": source}, min_length=6)
     [chunk] = words.tokenize_with_weights("a (cat:1.3)")
     assert chunk == [(5, 1.0), (6, 1.3), (1, 1.0), (0, 1.0), (0, 1.0), (0, 1.0)]
 
