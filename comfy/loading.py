@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from comfy import clip_vision, progress
@@ -114,7 +115,8 @@ def load_checkpoint_guess_config(
         ckpt_path: The file.
         output_vae, output_clip, output_clipvision, output_model: Parts that are wanted.
         embedding_directory: Folder or folders of textual inversions.
-        model_options: `dtype`, `custom_operations`, `load_device`, `offload_device` and the like.
+        model_options: `dtype`, `custom_operations`, `load_device`, `offload_device` and the like;
+            `vae_device` is where the autoencoder runs.
         te_model_options: Likewise for the text encoder.
 
     Raises:
@@ -172,7 +174,7 @@ def load_state_dict_guess_config(
     if wanted.clip:
         clip = _checkpoint_clip(family, sd, embedding_directory, te_model_options, metadata)
     if wanted.vae:
-        vae = _checkpoint_vae(family, sd, metadata)
+        vae = _checkpoint_vae(family, sd, metadata, (model_options or {}).get("vae_device"))
     if wanted.model:
         patcher = _patcher(family, sd, prefix, model_options or {})
     return Checkpoint(patcher, clip, vae, vision)
@@ -228,12 +230,14 @@ def _checkpoint_clip_vision(family: ModelFamily, sd: StateDict) -> Any:
     return clip_vision.load_clipvision_from_sd(sd, prefix, convert_keys=is_openclip)
 
 
-def _checkpoint_vae(family: ModelFamily, sd: StateDict, metadata: Metadata | None) -> VAE | None:
+def _checkpoint_vae(
+    family: ModelFamily, sd: StateDict, metadata: Metadata | None, device: torch.device | None
+) -> VAE | None:
     weights = family.process_vae_state_dict(strip_prefixes(sd, family.vae_key_prefix))
     if not weights:
         progress.warn(logger, "the checkpoint holds no autoencoder; load one with a Load VAE node")
         return None
-    return VAE(sd=weights, metadata=metadata)
+    return VAE(sd=weights, metadata=metadata, device=device)
 
 
 # -- diffusion models alone ----------------------------------------------------------------------

@@ -27,7 +27,7 @@ from comfy.loading import (
     state_dict_in_words,
     vocabulary_beside,
 )
-from comfy.text_encoders import mistral, qwen, tekken, umt5
+from comfy.text_encoders import hunyuan_video, mistral, qwen, tekken, umt5
 from comfy.text_encoders.chroma import ChromaTokenizer, chroma_clip
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip
@@ -90,7 +90,6 @@ UNSUPPORTED_MARKS = (
     ("model.layers.0.post_feedforward_layernorm.weight", "Gemma"),
     ("model.layers.0.self_attn.q_norm.weight", "Qwen 3 2B (Ovis)"),
     ("model.layers.0.self_attn.k_proj.bias", "Qwen 2.5 3B (OmniGen 2)"),
-    ("model.layers.0.post_attention_layernorm.weight", "Llama"),
 )
 T5_WIDTHS = {2048: "T5-XL (AuraFlow)", 768: "T5-base (Stable Audio, ACE-Step)", 1472: "ByT5"}
 
@@ -110,6 +109,7 @@ SPECIAL_TARGETS: dict[tuple[str, CLIPType], ClipTarget] = {
 # The encoders that Stable Diffusion 3 uses, in any number, in the order of the arguments.
 SD3_PARTS = ("clip_l", "clip_g", "t5xxl")
 FLUX_PARTS = {"clip_l", "t5xxl"}
+HUNYUAN_VIDEO_PARTS = {"clip_l", "llama"}
 # Two files are the two encoders of SDXL for every type without an arrangement of its own.
 PAIR_TARGET = ClipTarget(SDXLTokenizer, SDXLClipModel)
 OWN_ARRANGEMENT = frozenset(
@@ -153,7 +153,7 @@ def load_clip(
                 path,
                 cannot_run(unsupported) if unsupported else found,
                 "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or bigG), T5-XXL, UMT5-XXL, "
-                "Qwen 2.5 7B, Qwen 3 4B or Mistral Small 3",
+                "Qwen 2.5 7B, Qwen 3 4B, Llama 3 or Mistral Small 3",
             )
         parts.append(part)
         metadata.update(header or {})
@@ -228,6 +228,10 @@ def _target(
         return ClipTarget(qwen.QwenImageTokenizer, model)
     if names == [qwen.QWEN3_4B]:
         return ClipTarget(qwen.ZImageTokenizer, qwen.qwen_clip(qwen.ZImageTEModel, kept))
+    if clip_type is CLIPType.HUNYUAN_VIDEO and distinct and set(names) == HUNYUAN_VIDEO_PARTS:
+        return ClipTarget(
+            hunyuan_video.HunyuanVideoTokenizer, hunyuan_video.hunyuan_video_clip(kept)
+        )
     if names == [mistral.NAME]:
         return ClipTarget(mistral.Flux2Tokenizer, mistral.flux2_clip(kept))
     if len(names) == 1 and names[0] in SINGLE_TARGETS:
@@ -240,7 +244,7 @@ def _target(
         "known: one of clip_l, clip_h, clip_g; clip_l with clip_g for SDXL; clip_l with t5xxl for "
         "type flux; t5xxl for type chroma; clip_l, clip_g and t5xxl, or some of them, for type "
         "sd3; umt5xxl for type wan; qwen25_7b for type qwen_image; qwen3_4b for Z-Image; "
-        "mistral3_24b for type flux2"
+        "mistral3_24b for type flux2; clip_l with llama for type hunyuan_video"
     )
 
 
@@ -261,7 +265,7 @@ def detect_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
 
 
 def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
-    """Mistral, Qwen 2.5 or Qwen 3, but those of the width that other families use."""
+    """Llama, Mistral, Qwen 2.5 or Qwen 3, but those of the width that other families use."""
     norm = state_dict.get("model.layers.0.post_attention_layernorm.weight")
     is_gemma = "model.layers.0.post_feedforward_layernorm.weight" in state_dict
     if norm is None or is_gemma or norm.shape[0] == OTHER_QWEN_WIDTH:
@@ -271,7 +275,7 @@ def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
     if "model.layers.0.self_attn.k_proj.bias" in state_dict:
         return qwen.QWEN25_7B
     is_mistral = norm.shape[0] == MISTRAL_WIDTH or tekken.EMBEDDED in state_dict
-    return mistral.NAME if is_mistral else None
+    return mistral.NAME if is_mistral else hunyuan_video.NAME
 
 
 def _t5_name(state_dict: Mapping[str, Tensor]) -> str | None:

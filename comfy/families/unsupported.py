@@ -23,7 +23,7 @@ NETWORKS: Marks = (
     (("mlp_t5.0.weight",), "Hunyuan-DiT"),
     ((HUNYUAN, "vision_in.proj.0.weight"), "HunyuanVideo 1.5"),
     ((HUNYUAN, "byt5_in.fc1.weight"), "HunyuanImage 2.1"),
-    ((HUNYUAN,), "HunyuanVideo"),
+    ((HUNYUAN,), "HunyuanImage 2.1 or its refiner"),
     (("distilled_guidance_layer.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),
     (("distilled_guidance_layer.0.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),
     (("distilled_guidance_layer.0.norms.0.scale",), "Chroma, in an early layout"),

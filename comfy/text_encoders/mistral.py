@@ -111,11 +111,14 @@ class ThreeLayers(DecoderLLM):
         embeds: Tensor | None = None,
         num_tokens: Any = None,
         intermediate_output: Intermediate = None,
-        **kwargs: Any,
+        final_layer_norm_intermediate: bool = True,
+        dtype: torch.dtype = torch.float32,
+        embeds_info: Any = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The last states and those before the three layers ``[B, 3, L, D]``."""
         del intermediate_output
-        return super().forward(input_ids, attention_mask, embeds, num_tokens, TAKEN, **kwargs)
+        given = (input_ids, attention_mask, embeds, num_tokens, TAKEN)
+        return super().forward(*given, final_layer_norm_intermediate, dtype, embeds_info)
 
 
 class Mistral3Model(SDClipModel):

@@ -19,6 +19,7 @@ from comfy.ldm.hunyuan3d.vae import MOST_BYTES, GeoSizes, ShapeVAE
 from comfy.ldm.taesd.model import TAESD
 from comfy.ldm.wan.vae import WanVAE
 from comfy.vae.spec import AutoencoderSpec
+from comfy.vae.video_kinds import detect_hunyuan_video
 from comfy.weights.header_hints import read_hints
 from comfy.weights.state_dict import count_parts
 
@@ -303,6 +304,7 @@ AUTOENCODERS: dict[str, Detector] = {
     "temporal": detect_temporal,
     "wan": detect_wan,
     "shape": detect_shape,
+    "hunyuan_video": detect_hunyuan_video,
 }
 
 

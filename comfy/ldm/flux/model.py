@@ -377,10 +377,10 @@ class Flux(nn.Module):
                 return {"img": out_img, "txt": out_txt}
 
             args = {"img": img, "txt": txt, "vec": vectors[number], **shared}
-            out = _replaceable(options, ("double_block", number), args, original)
+            out = replaceable(options, ("double_block", number), args, original)
             img, txt = out["img"], out["txt"]
             if number < len(residuals) and residuals[number] is not None:
-                img = _add_at(img, residuals[number], 0)
+                img = add_at(img, residuals[number], 0)
         return img, txt
 
     def _single_stream(
@@ -399,13 +399,13 @@ class Flux(nn.Module):
                 return {"img": block(args["img"], **rest)}
 
             args = {"img": x, "vec": vectors[number], **shared}
-            x = _replaceable(options, ("single_block", number), args, original)["img"]
+            x = replaceable(options, ("single_block", number), args, original)["img"]
             if number < len(residuals) and residuals[number] is not None:
-                x = _add_at(x, residuals[number], text_length)
+                x = add_at(x, residuals[number], text_length)
         return x
 
 
-def _replaceable(
+def replaceable(
     options: Options, key: tuple[str, int], args: Options, original: Callable[[Options], Options]
 ) -> Options:
     """Run a block, or what a custom node put in its place."""
@@ -415,7 +415,7 @@ def _replaceable(
     return table[key](args, {"original_block": original})
 
 
-def _add_at(x: Tensor, residual: Tensor, start: int) -> Tensor:
+def add_at(x: Tensor, residual: Tensor, start: int) -> Tensor:
     """x with a residual added to the tokens from ``start`` on."""
     x = x.clone()
     x[:, start : start + residual.shape[1]] += residual

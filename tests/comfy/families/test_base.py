@@ -17,6 +17,7 @@ from comfy.families import (
     flux,
     flux2,
     hunyuan3d,
+    hunyuan_video,
     qwen_image,
     sd3,
     sd15,
@@ -72,6 +73,15 @@ FLUX = {
 CHROMA = {**{k: v for k, v in FLUX.items() if k != "guidance_embed"}, "in_channels": 64}
 CHROMA |= {"out_channels": 64, "out_dim": 32, "hidden_dim": 16, "n_layers": 1}
 FLUX2 = {**FLUX, "in_channels": 128, "out_channels": 128, "patch_size": 1}
+HUNYUAN_VIDEO = {
+    "vec_in_dim": 12,
+    "context_in_dim": 16,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "depth": 1,
+    "depth_single_blocks": 1,
+    "axes_dim": [4, 6, 6],
+}
 HUNYUAN3D = {
     "in_channels": 64,
     "context_in_dim": 16,
@@ -147,6 +157,9 @@ CASES = {
     "flux": (flux.Flux, FLUX),
     "flux_guidance_ref": (flux.Flux, FLUX),
     "flux2": (flux2.Flux2, FLUX2),
+    "hunyuan_video": (hunyuan_video.HunyuanVideo, HUNYUAN_VIDEO),
+    "hunyuan_video_i2v": (hunyuan_video.HunyuanVideoI2V, HUNYUAN_VIDEO),
+    "skyreels": (hunyuan_video.HunyuanVideoSkyreelsI2V, HUNYUAN_VIDEO),
     "flux_fill": (flux.FluxInpaint, {**FLUX, "in_channels": 96}),
     "flux_fill_nomask": (flux.FluxInpaint, {**FLUX, "in_channels": 96}),
     "flux_control": (flux.Flux, {**FLUX, "in_channels": 32}),

@@ -101,6 +101,9 @@ NOT_IN_THE_RECORD = {
         "Qwen-Image layered",
         "Z-Image",
         "Flux2 dev",
+        "HunyuanVideo T2V",
+        "HunyuanVideo I2V",
+        "SkyReels I2V",
         "Hunyuan3D 2",
         "Hunyuan3D 2 mini",
     ],
@@ -201,7 +204,6 @@ def test_a_family_without_a_network_here_is_told_by_name(
 
 
 NAMES = {
-    "HunyuanVideo T2V": "HunyuanVideo",
     "HunyuanVideo 1.5": "HunyuanVideo 1.5",
     "HunyuanImage 2.1": "HunyuanImage 2.1",
     "Chroma Radiance": "Chroma Radiance",

@@ -1,0 +1,228 @@
+"""HunyuanVideo (text and picture to video) and SkyReels, conditioned on Llama 3 and CLIP ViT-L."""
+# ruff: noqa: RUF012 - class attributes are the facts of a family
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comfy import conds, latent_formats, resize
+from comfy.families.dit_layout import Shapes, position_axes
+from comfy.families.dit_model import TransformerModel
+from comfy.families.family import BrokenModelError, ClipTarget, ModelFamily, StateDict
+from comfy.families.model_type import ModelType
+from comfy.families.text_sizes import llm_dtype
+from comfy.ldm.hunyuan_video.model import HunyuanVideo as Network
+from comfy.text_encoders.hunyuan_video import HunyuanVideoTokenizer, hunyuan_video_clip
+
+MARK = "txt_in.individual_token_refiner.blocks.0.norm1.weight"
+# Keys of relatives that have the mark too and are other networks.
+RELATIVES = ("byt5_in.fc1.weight", "vision_in.proj.0.weight", "cond_type_embedding.weight")
+USUAL_HEAD = 128  # channels of a head where no norm tells
+USUAL_GUIDANCE = 6.0
+# Names of published files -> names of the network, in this order.
+RENAMES = (
+    (r"(t_embedder|vector_in|time_in|guidance_in)\.mlp\.0\.", r"\1.in_layer."),
+    (r"(t_embedder|vector_in|time_in|guidance_in)\.mlp\.2\.", r"\1.out_layer."),
+    (r"c_embedder\.linear_1\.", "c_embedder.in_layer."),
+    (r"c_embedder\.linear_2\.", "c_embedder.out_layer."),
+    (r"mod(ulation)?\.linear\.", r"mod\1.lin."),
+    (r"mlp\.fc1\.", "mlp.0."),
+    (r"mlp\.fc2\.", "mlp.2."),
+    (r"_attn_qkv\.", "_attn.qkv."),
+    (r"_attn_proj\.", "_attn.proj."),
+    (r"_attn_([qk])_norm\.weight", r"_attn.norm.\1_norm.weight"),
+    (r"(single_blocks\.\d+)\.([qk]_norm)\.weight", r"\1.norm.\2.weight"),
+    (r"norm\.q_norm\.weight", "norm.query_norm.scale"),
+    (r"norm\.k_norm\.weight", "norm.key_norm.scale"),
+)
+
+
+def usual_key(key: str) -> str:
+    """A key of a published file under the network's name."""
+    for pattern, name in RENAMES:
+        key = re.sub(pattern, name, key)
+    return key
+
+
+def read_hunyuan_config(
+    state_dict: Mapping[str, Tensor], prefix: str = ""
+) -> dict[str, Any] | None:
+    """Configuration of the HunyuanVideo network whose keys start with `prefix`, or None.
+
+    Raises:
+        BrokenModelError: The layout fits, but a weight that decides a size is missing.
+    """
+    if prefix + MARK not in state_dict or any(prefix + key in state_dict for key in RELATIVES):
+        return None
+    inner = {key[len(prefix) :]: v for key, v in state_dict.items() if key.startswith(prefix)}
+    shapes = Shapes({usual_key(key): value for key, value in inner.items()}, "", "HunyuanVideo")
+    width, channels, *patch = shapes["img_in.proj.weight"]
+    if len(patch) != 3 or "vector_in.in_layer.weight" not in shapes:
+        return None  # for pictures
+    norm = "double_blocks.0.img_attn.norm.key_norm.scale"
+    head = shapes[norm][0] if norm in shapes else USUAL_HEAD
+    if width % head:
+        raise BrokenModelError(
+            f"{prefix}img_in.proj.weight makes {width} channels, which heads of {head} channels do "
+            "not divide"
+        )
+    return {
+        "image_model": "hunyuan_video",
+        "in_channels": channels,
+        "patch_size": patch,
+        "out_channels": shapes["final_layer.linear.weight"][0] // math.prod(patch),
+        "vec_in_dim": shapes["vector_in.in_layer.weight"][1],
+        "axes_dim": position_axes(head),
+        "meanflow": False,
+        "context_in_dim": shapes["txt_in.input_embedder.weight"][1],
+        "hidden_size": width,
+        "mlp_ratio": shapes["double_blocks.0.img_mlp.0.weight"][0] / width,
+        "num_heads": width // head,
+        "depth": shapes.count("double_blocks."),
+        "depth_single_blocks": shapes.count("single_blocks."),
+        "theta": 256,
+        "qkv_bias": True,
+        "byt5": False,
+        "guidance_embed": "guidance_in.in_layer.weight" in shapes,
+        "use_cond_type_embedding": False,
+        "vision_in_dim": None,
+        "meanflow_sum": False,
+    }
+
+
+class HunyuanVideoModel(TransformerModel):
+    """Text, guidance strength, a given first frame."""
+
+    def __init__(
+        self,
+        model_config: ModelFamily,
+        model_type: ModelType | None = ModelType.FLOW,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(model_config, model_type, device=device, unet_model=Network)
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        """The mask of the text, the strength, the time of the first frame, a picture, too."""
+        made = super().extra_conds(**kwargs)
+        mask = kwargs.get("attention_mask")
+        if mask is not None and bool((mask == 0).any()):
+            made["attention_mask"] = conds.CONDRegular(mask)
+        guidance = kwargs.get("guidance", USUAL_GUIDANCE)
+        if guidance is not None:
+            made["guidance"] = conds.CONDRegular(torch.tensor([float(guidance)]))
+        first = kwargs.get("guiding_frame_index")
+        if first is not None:
+            made["guiding_frame_index"] = conds.CONDRegular(torch.tensor([float(first)]))
+        seen = kwargs.get("ref_latent")
+        if seen is not None:
+            made["ref_latent"] = conds.CONDRegular(self.process_latent_in(seen))
+        return made
+
+    def scale_latent_inpaint(
+        self, sigma: Tensor, noise: Tensor, latent_image: Tensor, **kwargs: Any
+    ) -> Tensor:
+        """Given frames are never noised."""
+        del sigma, noise, kwargs
+        return latent_image
+
+    def _given_frames(self, image: Tensor | None, noise: Tensor) -> Tensor:
+        """A picture's latent at the size of the noise, zero in the frames it has not."""
+        if image is None:
+            return torch.zeros_like(noise)
+        size = (noise.shape[-1], noise.shape[-2])
+        image = resize.common_upscale(image.to(noise), *size, "bilinear", "center")
+        image = self.process_latent_in(image)[:, :, : noise.shape[2]]
+        missing = noise.shape[2] - image.shape[2]
+        image = torch.nn.functional.pad(image, (0, 0, 0, 0, 0, missing))
+        return resize.resize_to_batch_size(image, noise.shape[0])
+
+
+class HunyuanVideoI2VModel(HunyuanVideoModel):
+    """A picture beside the latent, and a mask where frames are known."""
+
+    def concat_cond(self, **kwargs: Any) -> Tensor:
+        """[B, 17, T, H, W]; the mask is given as 1 where frames are to be made."""
+        noise: Tensor = kwargs["noise"]
+        image = self._given_frames(kwargs.get("concat_latent_image"), noise)
+        mask = kwargs.get("concat_mask", kwargs.get("denoise_mask"))
+        if mask is None:
+            known = torch.zeros_like(noise[:, :1])
+        else:
+            mask = mask.to(noise).mean(dim=1, keepdim=True)
+            mask = resize.common_upscale(
+                mask, noise.shape[-1], noise.shape[-2], "bilinear", "center"
+            )
+            known = 1.0 - mask[:, :, : noise.shape[2]]
+            missing = noise.shape[2] - known.shape[2]
+            known = torch.nn.functional.pad(known, (0, 0, 0, 0, 0, missing))
+            known = resize.resize_to_batch_size(known, noise.shape[0])
+        return torch.cat([image, known], dim=1)
+
+
+class SkyreelsModel(HunyuanVideoModel):
+    """A picture beside the latent."""
+
+    def concat_cond(self, **kwargs: Any) -> Tensor:
+        """[B, 16, T, H, W]."""
+        return self._given_frames(kwargs.get("concat_latent_image"), kwargs["noise"])
+
+
+class HunyuanVideo(ModelFamily):
+    """HunyuanVideo."""
+
+    unet_config: dict[str, Any] = {"image_model": "hunyuan_video"}
+    read_config = staticmethod(read_hunyuan_config)
+    sampling_settings = {"shift": 7.0}
+    latent_format: Any = latent_formats.HunyuanVideo
+    memory_usage_factor = 1.8
+    supported_inference_dtypes = [torch.bfloat16, torch.float32]
+    vae_key_prefix = ["vae."]
+    text_encoder_key_prefix = ["text_encoders."]
+    model_class: type[HunyuanVideoModel] = HunyuanVideoModel
+
+    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
+        """Flow on times 0..1000."""
+        del state_dict, prefix
+        return ModelType.FLOW
+
+    def inpaint_model(self) -> bool:
+        """Never: what lies beside the latent is the base model's own business."""
+        return False
+
+    def get_model(
+        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
+    ) -> HunyuanVideoModel:
+        """The base model of this kind."""
+        return self.model_class(self, self.model_type(state_dict, prefix), device)
+
+    def process_unet_state_dict(self, state_dict: StateDict) -> StateDict:
+        """Published files have names of their own."""
+        return {usual_key(key): value for key, value in state_dict.items()}
+
+    def process_unet_state_dict_for_saving(self, state_dict: StateDict) -> StateDict:
+        """With the prefix such files have."""
+        return {f"model.model.{key}": value for key, value in state_dict.items()}
+
+    def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
+        """Llama 3 8B and CLIP ViT-L."""
+        return ClipTarget(HunyuanVideoTokenizer, hunyuan_video_clip(llm_dtype(state_dict)))
+
+
+class HunyuanVideoI2V(HunyuanVideo):
+    """HunyuanVideo picture to video."""
+
+    unet_config = {**HunyuanVideo.unet_config, "in_channels": 33}
+    model_class = HunyuanVideoI2VModel
+
+
+class HunyuanVideoSkyreelsI2V(HunyuanVideo):
+    """SkyReels picture to video."""
+
+    unet_config = {**HunyuanVideo.unet_config, "in_channels": 32}
+    model_class = SkyreelsModel

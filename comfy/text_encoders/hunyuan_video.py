@@ -1,0 +1,251 @@
+"""Text encoding of HunyuanVideo: states of Llama 3, and the pooled state of CLIP ViT-L."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from comfy.ldm.llm.model import DecoderLLM
+from comfy.text_encoders.encoder import Chunk, SDClipModel
+from comfy.text_encoders.t5_pieces import DATA_ENTRY
+from comfy.text_encoders.tokenizer import UNLIMITED, SDTokenizer
+
+NAME = "llama"
+START, PAD = 128000, 128258
+HEADER, HEADER_END, USER, NEW_LINES = 128006, 128007, 882, 271
+MARK = "<|start_header_id|>"
+MIN_LENGTH = 256
+HIDDEN_LAYER = -3
+FILE_NAMES = ("llama_tokenizer.json", "tokenizer.json")
+WANTED = (
+    "put tokenizer.json of a Llama 3 model beside the text encoder or in models/text_encoders, as "
+    "llama_tokenizer.json"
+)
+TEMPLATE = (
+    "<|start_header_id|>system<|end_header_id|>\n\nDescribe the video by detailing the following "
+    "aspects: 1. The main content and theme of the video."
+    "2. The color, shape, size, texture, quantity, text, and spatial relationships of the objects."
+    "3. Actions, events, behaviors temporal relationships, physical movement changes of the "
+    "objects.4. background environment, light, style and atmosphere."
+    "5. camera angles, movements, and transitions used in the video:<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
+)
+CONFIG: dict[str, Any] = {
+    "vocab_size": 128320, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "qk_norm": False,
+}  # fmt: skip
+
+
+class LlamaPieces:
+    """Called with text, it gives the start's id and those of the text."""
+
+    def __init__(self, pieces: Tokenizer) -> None:
+        self.pieces = pieces
+
+    @classmethod
+    def from_pretrained(cls, source: str | None = None) -> LlamaPieces:
+        """From the path of a `tokenizer.json`.
+
+        Raises:
+            FileNotFoundError: There is none; the text says what is needed.
+            ValueError: The file is no tokenizer.
+        """
+        if source is None or not Path(source).is_file():
+            raise FileNotFoundError(
+                f"the word pieces of Llama 3 were not found ({source or 'no file given'}); {WANTED}"
+            )
+        try:
+            return cls(Tokenizer.from_file(str(source)))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(
+                f"{source} holds no word pieces of Llama 3 ({error}); {WANTED}"
+            ) from error
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        """``{"input_ids": [start, ...]}``."""
+        return {"input_ids": [START, *self.pieces.encode(text, add_special_tokens=False).ids]}
+
+    def get_vocab(self) -> dict[str, int]:
+        """Word piece -> id."""
+        return self.pieces.get_vocab()
+
+
+def find_llama_pieces(folders: Iterable[str]) -> str | None:
+    """Path of the first vocabulary of Llama 3 in some folders; None if there is none."""
+    for folder in folders:
+        for name in FILE_NAMES:
+            path = Path(folder) / name
+            if path.is_file() and MARK.encode() in path.read_bytes():
+                return str(path)
+    return None
+
+
+class LlamaTokenizer(SDTokenizer):
+    """Llama's tokens in one chunk of any length and at least 256."""
+
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(
+            (tokenizer_data or {}).get(DATA_ENTRY),
+            max_length=UNLIMITED,
+            pad_with_end=False,
+            embedding_directory=embedding_directory,
+            embedding_size=4096,
+            embedding_key=NAME,
+            tokenizer_class=LlamaPieces,
+            has_end_token=False,
+            pad_to_max_length=False,
+            min_length=MIN_LENGTH,
+            start_token=START,
+            pad_token=PAD,
+            tokenizer_data=tokenizer_data,
+        )
+
+
+class HunyuanVideoTokenizer:
+    """Tokens of both encoders, under the names "l" and "llama"; the latter in a conversation."""
+
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        given = {"embedding_directory": embedding_directory, "tokenizer_data": tokenizer_data or {}}
+        kind = given["tokenizer_data"].get("clip_l_tokenizer_class", SDTokenizer)
+        self.clip_l = kind(**given)
+        self.llama = LlamaTokenizer(**given)
+
+    def tokenize_with_weights(
+        self,
+        text: str,
+        return_word_ids: bool = False,
+        llama_template: str | None = None,
+        image_embeds: Tensor | None = None,
+        image_interleave: int = 1,
+        **kwargs: Any,
+    ) -> dict[str, list[list[tuple[Any, ...]]]]:
+        """Chunks of weighted tokens by encoder name.
+
+        Raises:
+            ValueError: A picture is given, which is not read.
+        """
+        del image_interleave
+        if image_embeds is not None:
+            raise ValueError(
+                "this text encoder reads no pictures in this version; use a CLIP Text Encode node "
+                "for the text, and give the picture as the start image"
+            )
+        whole = (llama_template or TEMPLATE).replace("{}", text)
+        return {
+            "l": self.clip_l.tokenize_with_weights(text, return_word_ids, **kwargs),
+            NAME: self.llama.tokenize_with_weights(
+                whole, return_word_ids, **{**kwargs, "disable_weights": True}
+            ),
+        }
+
+    def untokenize(
+        self, token_weight_pair: Sequence[tuple[Any, ...]]
+    ) -> list[tuple[tuple[Any, ...], str]]:
+        """Each weighted token with its word piece."""
+        return self.clip_l.untokenize(token_weight_pair)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing has to be saved with these encoders."""
+        return {}
+
+
+class LlamaModel(SDClipModel):
+    """Llama 3 8B: the states of its last layer but two."""
+
+    def __init__(
+        self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
+    ) -> None:
+        super().__init__(
+            device=device,
+            layer="hidden",
+            layer_idx=HIDDEN_LAYER,
+            textmodel_json_config=CONFIG,
+            dtype=dtype,
+            special_tokens={"start": START, "pad": PAD},
+            layer_norm_hidden_state=False,
+            model_class=DecoderLLM,
+            enable_attention_masks=True,
+            return_attention_masks=True,
+            model_options={**(model_options or {}), "model_name": NAME},
+        )
+
+
+class HunyuanVideoClipModel(nn.Module):
+    """Both encoders."""
+
+    def __init__(
+        self,
+        dtype_llama: torch.dtype | None = None,
+        device: Any = "cpu",
+        dtype: torch.dtype | None = None,
+        model_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        options = dict(model_options or {})
+        self.clip_l = options.get("clip_l_class", SDClipModel)(
+            device=device,
+            dtype=dtype,
+            return_projected_pooled=False,
+            model_options={**options, "model_name": "clip_l"},
+        )
+        self.llama = LlamaModel(device=device, dtype=dtype_llama or dtype, model_options=options)
+        self.dtypes = {kind for kind in (dtype, dtype_llama) if kind is not None}
+
+    def set_clip_options(self, options: Mapping[str, Any]) -> None:
+        """See SDClipModel; for both, but the layer, which is CLIP's."""
+        self.clip_l.set_clip_options(options)
+        self.llama.set_clip_options({k: v for k, v in options.items() if k != "layer"})
+
+    def reset_clip_options(self) -> None:
+        """See SDClipModel; for both."""
+        self.clip_l.reset_clip_options()
+        self.llama.reset_clip_options()
+
+    def encode_token_weights(
+        self, token_weight_pairs: Mapping[str, Sequence[Chunk]]
+    ) -> tuple[Any, ...]:
+        """Llama's states from the person's words on, CLIP's pooled state, and a mask where it
+        hides something."""
+        states, _, extra = self.llama.encode_token_weights(token_weight_pairs[NAME])
+        start = words_start([pair[0] for pair in token_weight_pairs[NAME][0]])
+        pooled = self.clip_l.encode_token_weights(token_weight_pairs["l"])[1]
+        mask = extra["attention_mask"][:, start:]
+        told = {} if bool(mask.all()) else {"attention_mask": mask}
+        return states[:, start:], pooled, told
+
+    def load_sd(self, sd: Mapping[str, Tensor]) -> Any:
+        """Load the weights of one encoder, known by its keys."""
+        if "text_model.encoder.layers.1.mlp.fc1.weight" in sd:
+            return self.clip_l.load_sd(sd)
+        return self.llama.load_sd(sd)
+
+
+def words_start(tokens: Sequence[Any]) -> int:
+    """Where the person's words begin: behind the header of their turn and its new lines."""
+    plain = [token if isinstance(token, int) else None for token in tokens]
+    for place in range(len(plain) - 2):
+        if plain[place : place + 3] == [HEADER, USER, HEADER_END]:
+            start = place + 3
+            return start + (plain[start : start + 1] == [NEW_LINES])
+    return 0
+
+
+def hunyuan_video_clip(dtype_llama: torch.dtype | None = None) -> Callable[..., nn.Module]:
+    """Maker of the encoders; Llama's weights are kept in a given type (None: as asked for)."""
+
+    def make(
+        device: Any = "cpu", dtype: Any = None, model_options: Mapping[str, Any] | None = None
+    ) -> HunyuanVideoClipModel:
+        return HunyuanVideoClipModel(dtype_llama, device, dtype, model_options)
+
+    return make
