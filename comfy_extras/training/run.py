@@ -83,7 +83,7 @@ class TrainingRun(guidance.CFGGuider):
 
         Raises:
             ValueError: A latent does not fit the model.
-            ArithmeticError: A loss is no number.
+            ArithmeticError: A loss, or what was trained, is no number.
         """
         examples = [example for group in self.picks.groups for example in group]
         for example in examples:
@@ -112,7 +112,15 @@ class TrainingRun(guidance.CFGGuider):
                     optimizer.step()
                     optimizer.zero_grad()
                 bar.update_absolute(step + 1, self.plan.steps)
+        if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
+            raise self._diverged(f"what was trained after step {self.plan.steps} is no number")
         return latent_image
+
+    def _diverged(self, found: str) -> ArithmeticError:
+        return ArithmeticError(
+            f"{found}; lower learning_rate ({self.plan.learning_rate}), or choose fp32 for "
+            "training_dtype and lora_dtype"
+        )
 
     def _step(self, step: int, device: Any) -> float:
         """Adds the gradients of one step; returns its loss."""
@@ -132,10 +140,7 @@ class TrainingRun(guidance.CFGGuider):
             (loss / len(examples) / self.plan.accumulate).backward()
             total += float(loss.detach()) / len(examples)
         if not math.isfinite(total):
-            raise ArithmeticError(
-                f"the loss of step {step + 1} is {total}; lower learning_rate "
-                f"({self.plan.learning_rate}), or choose fp32 for training_dtype and lora_dtype"
-            )
+            raise self._diverged(f"the loss of step {step + 1} is {total}")
         return total
 
     def _estimate(self, example: Example, noisy: Tensor, sigma: Tensor) -> Tensor:

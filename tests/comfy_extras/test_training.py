@@ -218,6 +218,11 @@ def test_a_loss_that_is_no_number_is_said_with_the_way_out(loaded: SimpleNamespa
         train(loaded, latents=[{"samples": torch.full((2, 4, 8, 8), torch.nan)}])
 
 
+def test_a_last_step_into_no_number_is_said_too(loaded: SimpleNamespace) -> None:
+    with pytest.raises(ArithmeticError, match="what was trained after step 1 is no number; lower"):
+        train(loaded, steps=1, optimizer="RMSprop", learning_rate=3e38)
+
+
 def test_a_cancelled_run_leaves_the_model_as_it_was(loaded: SimpleNamespace) -> None:
     before = sampled(loaded.model, loaded.positive[0])
     interrupt_current_processing()
