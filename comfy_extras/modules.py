@@ -45,6 +45,7 @@ MODULES: tuple[str, ...] = (
     "nodes_lora_extract",
     "nodes_model_merging_model_specific",
     "nodes_ip2p",
+    "nodes_lotus",
     "nodes_sdupscale",
     "nodes_stable3d",
     "nodes_stable_cascade",

@@ -17,8 +17,15 @@ CLIP_H_CONFIG: dict[str, Any] = {
 }
 
 
+WITHOUT_LAST = CLIP_H_CONFIG["num_hidden_layers"] - 1
+"""Layers in files that leave out the last one, since nothing is made of its state."""
+
+
 class SD2ClipHModel(SDClipModel):
-    """CLIP ViT-H: padding is token 0, and the state of layer -2 is normalised."""
+    """CLIP ViT-H: padding is token 0, and the state of layer -2 is normalised.
+
+    Layers are counted from the end of the whole encoder, also where a file leaves out the last.
+    """
 
     def __init__(
         self,
@@ -34,6 +41,9 @@ class SD2ClipHModel(SDClipModel):
         del arch  # there is one
         if layer == "penultimate":
             layer, layer_idx = "hidden", -2
+        options = {"model_name": "clip_h", **(model_options or {})}
+        config = options.get("clip_h_model_config") or {}
+        self.lacks_last = config.get("num_hidden_layers") == WITHOUT_LAST
         super().__init__(
             device=device,
             max_length=max_length,
@@ -44,8 +54,15 @@ class SD2ClipHModel(SDClipModel):
             dtype=dtype,
             special_tokens={"start": 49406, "end": 49407, "pad": 0},
             return_projected_pooled=True,
-            model_options={"model_name": "clip_h", **(model_options or {})},
+            model_options=options,
         )
+
+    def set_clip_options(self, options: Mapping[str, Any]) -> None:
+        """As the base; the last two layers are one where a file leaves out the last."""
+        layer = options.get("layer")
+        if self.lacks_last and layer is not None and layer < 0:
+            options = {**options, "layer": min(layer + 1, -1)}
+        super().set_clip_options(options)
 
 
 class SD2ClipHTokenizer(SDTokenizer):
