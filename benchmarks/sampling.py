@@ -1,13 +1,15 @@
 """What a sampling step costs: beside the network, and with it.
 
-    python benchmarks/sampling.py [--steps 50] [--runs 5] [--size 64]
+    python benchmarks/sampling.py [--steps 50] [--runs 5] [--size 64] [--every] [--network-ms 0]
     python benchmarks/sampling.py --beside-diffusers [--pixels 512] [--network-steps 3]
 
 The first measures everything but the network: a base model whose forward only returns a tensor is
 sampled through the same path as the KSampler node takes: guidance, batching, masks, solver, step
 noise, callback. The goal is under 1 ms a step for a latent of Stable Diffusion 1.x at batch 1
 (64 x 64 cells, cfg on). Processor time of this thread is shown beside wall time: on a busy machine
-only it is comparable.
+only it is comparable. SDE samplers draw their noise beside the network, so they are also measured
+with one that computes for a while (`--network-ms` gives one to all). `--every` goes through the
+whole menu and divides by model calls, not by steps.
 
 The second takes whole steps of the full-size network beside diffusers' (see beside_diffusers.py):
 8 GB of memory, 2 minutes on two cores.
@@ -22,6 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +36,32 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from comfy import conds
 from comfy.latent_formats import SD15
 from comfy.patching.patcher import ModelPatcher
-from comfy.sampling import noise, noise_levels, run
+from comfy.sampling import noise, noise_levels, run, solvers
 
 CPU = torch.device("cpu")
 GOAL_MS = 1.0
+WORK = torch.ones(256, 256)
 
 
 class FreeModel(nn.Module):
-    """A base model that costs nothing and counts the time spent in it."""
+    """A base model that costs nothing, or a set time, and counts the time spent in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, milliseconds: float = 0.0) -> None:
         super().__init__()
+        self.milliseconds = milliseconds
         self.model_sampling = noise_levels.build_model_sampling("EPS")
         self.latent_format = SD15()
         self.current_patcher = None
-        self.calls, self.seconds = 0, 0.0
+        self.calls, self.seconds, self.busy_seconds = 0, 0.0, 0.0
 
     def apply_model(self, x: Tensor, t: Tensor, **kwargs: Any) -> Tensor:
-        start = time.perf_counter()
+        start, start_busy = time.perf_counter(), time.thread_time()
         out = x * 0.5
+        while time.perf_counter() - start < self.milliseconds / 1000:
+            torch.mm(WORK, WORK)  # as a network does, without the interpreter's lock
         self.calls += 1
         self.seconds += time.perf_counter() - start
+        self.busy_seconds += time.thread_time() - start_busy
         return out
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
@@ -89,12 +97,12 @@ def measure(
 ) -> tuple[float, float, float]:
     """(wall and processor milliseconds a step without the forward, model calls a step); medians."""
     negative, latent = entry(), torch.zeros(1, 4, args.size, args.size)
-    model = FreeModel()
+    model = FreeModel(options.pop("network_ms", args.network_ms))
     patcher = ModelPatcher(model, load_device=CPU, offload_device=CPU)
     wall, busy = [], []
     for attempt in range(args.runs + 1):
         start_noise = noise.prepare_noise(latent, attempt)
-        model.calls, model.seconds = 0, 0.0
+        model.calls, model.seconds, model.busy_seconds = 0, 0.0, 0.0
         start, start_busy = time.perf_counter(), time.thread_time()
         run.sample(
             patcher, start_noise, args.steps, cfg, sampler, "normal", positive, negative, latent,
@@ -102,7 +110,7 @@ def measure(
         )  # fmt: skip
         if attempt:  # the first run warms caches up
             wall.append((time.perf_counter() - start - model.seconds) / args.steps)
-            busy.append((time.thread_time() - start_busy) / args.steps)
+            busy.append((time.thread_time() - start_busy - model.busy_seconds) / args.steps)
     calls = model.calls / args.steps
     return 1000 * statistics.median(wall), 1000 * statistics.median(busy), calls
 
@@ -117,10 +125,20 @@ def cases(args: argparse.Namespace) -> dict[str, Callable[[], tuple[float, float
         "dpmpp_2m, cfg 7": lambda: measure("dpmpp_2m", entry(), args),
         "euler_ancestral, cfg 7": lambda: measure("euler_ancestral", entry(), args),
         "dpmpp_2m_sde, cfg 7": lambda: measure("dpmpp_2m_sde", entry(), args),
+        "dpmpp_2m_sde, 10 ms network": lambda: measure(
+            "dpmpp_2m_sde", entry(), args, network_ms=10.0
+        ),
+        "dpmpp_sde, 10 ms network": lambda: measure("dpmpp_sde", entry(), args, network_ms=10.0),
         "uni_pc, cfg 7": lambda: measure("uni_pc", entry(), args),
         "euler, area": lambda: measure("euler", area, args),
         "euler, noise mask": lambda: measure("euler", entry(), args, noise_mask=mask),
     }
+
+
+def every_sampler(
+    args: argparse.Namespace,
+) -> dict[str, Callable[[], tuple[float, float, float]]]:
+    return {name: partial(measure, name, entry(), args) for name in solvers.MENU_NAMES}
 
 
 def compare_with_diffusers(args: argparse.Namespace) -> None:
@@ -140,6 +158,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--size", type=int, default=64, help="cells of the square latent")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--every", action="store_true", help="all samplers, by model call")
+    parser.add_argument("--network-ms", type=float, default=0.0, help="time of a model call")
     parser.add_argument("--beside-diffusers", action="store_true", help="whole steps instead")
     parser.add_argument("--pixels", type=int, default=512, help="side of the picture there")
     parser.add_argument("--network-steps", type=int, default=3, help="steps there, after a first")
@@ -153,12 +173,15 @@ def main() -> None:
         compare_with_diffusers(args)
         return
     print(f"latent [1, 4, {args.size}, {args.size}], {args.steps} steps, {args.threads} threads")
-    for name, case in cases(args).items():
+    unit = "call" if args.every else "step"
+    table = every_sampler(args) if args.every else cases(args)
+    for name, case in table.items():
         wall, busy, calls = case()
+        if args.every:
+            wall, busy = wall / max(calls, 1), busy / max(calls, 1)
         mark = "" if min(wall, busy) < GOAL_MS else f"  above the goal of {GOAL_MS:g} ms"
-        print(
-            f"{name:26s} {wall:7.3f} ms a step, processor {busy:7.3f} ms, {calls:.2f} calls{mark}"
-        )
+        spent = f"{wall:7.3f} ms a {unit}, processor {busy:7.3f} ms"
+        print(f"{name:30s} {spent}, {calls:.2f} calls{mark}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ Seeds are exact integers modulo 2^64.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,10 @@ NoiseSampler = Callable[[Any, Any], Tensor]
 """noise_sampler(sigma, sigma_next) -> unit-variance noise for the step between two levels."""
 
 SEED_MASK = 2**64 - 1
+
+HEAD_START_S = 0.002
+"""Noise that is drawn ahead waits so long: until the model computes, its small operations and the
+drawing ones would only wait for each other."""
 
 
 def seed_global_generator(seed: int) -> torch.Generator:
@@ -141,6 +147,10 @@ class BatchedBrownianTree:
         if self._per_item and len(seeds) != x.shape[0]:
             raise ValueError(f"{len(seeds)} seeds for a batch of {x.shape[0]}; give one per item")
         self._dtype, self._device = x.dtype, x.device
+        self._inference = torch.is_inference_mode_enabled()
+        self._helper: ThreadPoolExecutor | None = None
+        self._wanted = threading.Event()
+        self._ahead: dict[tuple[float, float], Future[list[Tensor]]] = {}
         if cpu:
             origin = origin.cpu()
         origins = list(origin) if self._per_item else [origin]
@@ -153,13 +163,40 @@ class BatchedBrownianTree:
     def _ordered(first: float, second: float) -> tuple[float, float, int]:
         return (first, second, 1) if first < second else (second, first, -1)
 
+    def prepare(self, t0: Any, t1: Any) -> None:
+        """Begin to draw, beside what the caller does next, the increment it will ask for."""
+        start, end, _ = self._span(t0, t1)
+        if (start, end) not in self._ahead:
+            if self._helper is None:
+                self._helper = ThreadPoolExecutor(1, "brownian motion")
+            self._wanted.clear()
+            self._ahead[start, end] = self._helper.submit(self._in_time, start, end)
+
     def __call__(self, t0: Any, t1: Any) -> Tensor:
         """Increment between two times of the interval, shaped like x."""
-        first, last = (min(max(float(t), self._low), self._high) for t in (t0, t1))
-        start, end, sign = self._ordered(first, last)
-        increments = [tree(start, end).to(self._device, self._dtype) for tree in self._trees]
+        start, end, sign = self._span(t0, t1)
+        self._wanted.set()
+        ready = self._ahead.pop((start, end), None)
+        if ready is None:
+            wait(self._ahead.values())  # the trees serve one at a time
+            increments = self._increments(start, end)
+        else:
+            increments = ready.result()
+        increments = [made.to(self._device, self._dtype) for made in increments]
         total = torch.stack(increments) if self._per_item else increments[0]
         return total * (self._sign * sign)
+
+    def _in_time(self, start: float, end: float) -> list[Tensor]:
+        self._wanted.wait(HEAD_START_S)
+        return self._increments(start, end)
+
+    def _span(self, t0: Any, t1: Any) -> tuple[float, float, int]:
+        first, last = (min(max(float(t), self._low), self._high) for t in (t0, t1))
+        return self._ordered(first, last)
+
+    def _increments(self, start: float, end: float) -> list[Tensor]:
+        with torch.inference_mode(self._inference):  # of the thread that made the trees
+            return [tree(start, end) for tree in self._trees]
 
 
 class BrownianTreeNoiseSampler:
@@ -184,12 +221,20 @@ class BrownianTreeNoiseSampler:
         cpu: bool = False,
     ) -> None:
         self.transform, self.device = transform, x.device
+        self.draws_on_cpu = cpu or x.device.type == "cpu"
         low, high = transform(torch.as_tensor(sigma_min)), transform(torch.as_tensor(sigma_max))
         self.tree = BatchedBrownianTree(x, low, high, seed, cpu=cpu)
 
+    def prepare(self, sigma: Any, sigma_next: Any) -> None:
+        """Begin to draw the noise of a step while the model is called."""
+        if self.draws_on_cpu:
+            self.tree.prepare(*self._times(sigma, sigma_next))
+
+    def _times(self, sigma: Any, sigma_next: Any) -> tuple[Any, Any]:
+        return tuple(self.transform(torch.as_tensor(level)) for level in (sigma, sigma_next))
+
     def __call__(self, sigma: Any, sigma_next: Any) -> Tensor:
-        start = self.transform(torch.as_tensor(sigma))
-        end = self.transform(torch.as_tensor(sigma_next))
+        start, end = self._times(sigma, sigma_next)
         return self.tree(start, end) / (end - start).abs().sqrt().to(self.device)
 
 

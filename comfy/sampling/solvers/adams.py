@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from comfy.sampling.solvers import lagrange
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
 
 # Adams-Bashforth weights for equal steps, newest slope first; divided by their sum.
@@ -45,19 +46,6 @@ def _integrate(
     return x
 
 
-def lagrange_integrals(nodes: Sequence[float], start: float, end: float) -> list[float]:
-    """Integral from start to end of each Lagrange basis polynomial over the nodes, exactly."""
-    integrals = []
-    for place, node in enumerate(nodes):
-        basis = np.poly1d([1.0])
-        for other_place, other in enumerate(nodes):
-            if other_place != place:
-                basis = basis * np.poly1d([1.0, -other]) / (node - other)
-        primitive = basis.integ()
-        integrals.append(float(primitive(end) - primitive(start)))
-    return integrals
-
-
 def _newest(levels: Sequence[float] | np.ndarray, step: int, count: int) -> list[float]:
     return [levels[step - back] for back in range(min(count, step + 1))]
 
@@ -80,7 +68,7 @@ def sample_lms(
 
     def weights(step: int) -> Sequence[float]:
         nodes = _newest(run.levels, step, order)
-        return lagrange_integrals(nodes, run.levels[step], run.levels[step + 1])
+        return lagrange.integrals(nodes, run.levels[step], run.levels[step + 1])
 
     return _integrate(run, x, weights, order)
 

@@ -40,22 +40,26 @@ def sample_dpmpp_sde(
         raise ValueError("r, the place of the intermediate level in a step, must not be 0")
     run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_brownian_noise(x, noise_sampler, sigmas)
+    adds_noise = eta > 0 and s_noise > 0
     weight = 1 / (2 * r)
     for sigma, sigma_next in run:
-        denoised = run.denoise(x, sigma)
         if sigma_next == 0:
-            x = denoised
+            x = run.denoise(x, sigma)
             continue
         start, end = run.path.half_log_snr(sigma), run.path.half_log_snr(sigma_next)
         middle = start + r * (end - start)
         sigma_mid = run.path.sigma_at(middle)
+        if adds_noise:
+            run.prepare_draw(sigma, sigma_mid)
+            run.prepare_draw(sigma, sigma_next)
+        denoised = run.denoise(x, sigma)
 
         def stage(target: float, sigma_to: float, estimate: Tensor) -> Tensor:
             down, up = split_ancestral(math.exp(-start), math.exp(-target), eta)  # noqa: B023
             alpha, alpha_to = run.path.alpha(sigma), run.path.alpha(sigma_to)  # noqa: B023
             ratio = down * math.exp(start)  # noqa: B023
             moved = x * (alpha_to / alpha * ratio) + estimate * (alpha_to * (1 - ratio))  # noqa: B023
-            if eta > 0 and s_noise > 0:
+            if adds_noise:
                 moved = moved + run.draw(sigma, sigma_to) * (alpha_to * s_noise * up)  # noqa: B023
             return moved
 
@@ -89,9 +93,12 @@ def sample_dpmpp_2m_sde(
         raise ValueError(f"unknown solver_type {solver_type!r}; known: midpoint, heun")
     run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_brownian_noise(x, noise_sampler, sigmas)
+    adds_noise = eta > 0 and s_noise > 0
     previous: Tensor | None = None
     h_last = 0.0
     for sigma, sigma_next in run:
+        if adds_noise and sigma_next > 0:
+            run.prepare_draw(sigma, sigma_next)
         denoised = run.denoise(x, sigma)
         if sigma_next == 0:
             x = denoised
@@ -103,7 +110,7 @@ def sample_dpmpp_2m_sde(
         if previous is not None:
             second = 0.5 * gain if solver_type == "midpoint" else 1 - gain / h_eta
             x = x + (denoised - previous) * (alpha * second * h / h_last)
-        if eta > 0 and s_noise > 0:
+        if adds_noise:
             noise = run.draw(sigma, sigma_next)
             x = x + noise * (sigma_next * _noise_share(h, eta) * s_noise)
         previous, h_last = denoised, h
@@ -146,10 +153,13 @@ def sample_dpmpp_3m_sde(
         return x
     run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_brownian_noise(x, noise_sampler, sigmas)
+    adds_noise = eta > 0 and s_noise > 0
     past: list[
         tuple[float, Tensor]
     ] = []  # newest first: (step that followed the estimate, estimate)
     for sigma, sigma_next in run:
+        if adds_noise and sigma_next > 0:
+            run.prepare_draw(sigma, sigma_next)
         denoised = run.denoise(x, sigma)
         if sigma_next == 0:
             x = denoised
@@ -168,7 +178,7 @@ def sample_dpmpp_3m_sde(
                 x = x - bend * (alpha * (phi_2 / h_eta - 0.5) / (r_0 + r_1))
                 slope = slope + bend * (r_0 / (r_0 + r_1))
             x = x + slope * (alpha * phi_2)
-        if eta > 0 and s_noise > 0:
+        if adds_noise:
             noise = run.draw(sigma, sigma_next)
             x = x + noise * (sigma_next * _noise_share(h, eta) * s_noise)
         past = [(h, denoised), *past][:2]

@@ -14,11 +14,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from comfy.sampling.noise import NoiseSampler
+from comfy.sampling.solvers import lagrange
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
 
 TauFunction = Callable[[Any], float]
@@ -53,15 +53,10 @@ def adams_weights(
 ) -> list[float]:
     """Weights of the estimates at half-log-SNRs `nodes` for a step from start to end."""
     moments = _moments(start, end, 1 + tau**2, len(nodes))
-    weights = []
-    for place, node in enumerate(nodes):
-        basis = np.poly1d([1.0])
-        for other_place, other in enumerate(nodes):
-            if other_place != place:
-                basis = basis * np.poly1d([1.0, end - other]) / (node - other)
-        coefficients = basis.coeffs[::-1]
-        weights.append(alpha * sum(c * m for c, m in zip(coefficients, moments)))
-    return weights
+    return [
+        alpha * sum(c * m for c, m in zip(lagrange.basis(nodes, place, end), moments))
+        for place in range(len(nodes))
+    ]
 
 
 def simple_weights(

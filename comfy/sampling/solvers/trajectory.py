@@ -150,6 +150,12 @@ class Trajectory:
             sampler = noise.brownian_noise(x, sigmas, self.seed, cpu=cpu)
         self._noise_sampler = sampler
 
+    def prepare_draw(self, sigma: float, sigma_next: float) -> None:
+        """Say before a model call which noise is drawn after it: a Brownian tree begins with it."""
+        prepare = getattr(self._noise_sampler, "prepare", None)
+        if prepare is not None:
+            prepare(torch.tensor(sigma), torch.tensor(sigma_next))
+
     def draw(self, sigma: float, sigma_next: float) -> Tensor:
         """Unit noise for the step between two levels."""
         if self._noise_sampler is None:

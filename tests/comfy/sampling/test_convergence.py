@@ -19,7 +19,7 @@ from torch import Tensor
 
 from comfy.sampling import noise_levels, solvers
 from comfy.sampling.parameterisation import EXPLODING, FLOW, NoisePath
-from comfy.sampling.solvers import adams, sa_solver
+from comfy.sampling.solvers import lagrange, sa_solver
 
 CENTRE, SPREAD = 0.7, 0.5
 
@@ -173,7 +173,7 @@ def test_a_stochastic_solver_keeps_the_marginal(name: str, path: NoisePath) -> N
 def test_multistep_weights_integrate_polynomials_exactly() -> None:
     nodes, start, end = [1.3, 1.9, 2.2, 3.1], 1.3, 0.8
     for count in (1, 2, 3, 4):
-        weights = adams.lagrange_integrals(nodes[:count], start, end)
+        weights = lagrange.integrals(nodes[:count], start, end)
         for degree in range(count):
             made = sum(w * node**degree for w, node in zip(weights, nodes))
             exact = (end ** (degree + 1) - start ** (degree + 1)) / (degree + 1)

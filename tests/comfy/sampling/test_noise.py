@@ -6,13 +6,15 @@ import random
 import re
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from comfy.nested_tensor import NestedTensor, pack, unpack
-from comfy.sampling import brownian, noise
+from comfy.sampling import brownian, noise, solvers
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +153,58 @@ def test_brownian_motion_over_no_time_is_nothing() -> None:
     tree = brownian.BrownianTree(torch.zeros(2, 2), 0.1, 10.0, 3)
     assert not tree(1.0, 1.0).any()
     assert not tree(1.0, 1.0000001).any()
+
+
+def test_seeds_of_places_are_those_of_numpy() -> None:
+    draw = random.Random(1)
+    for bits in (0, 1, 31, 32, 33, 63, 64, 90):
+        entropy = draw.getrandbits(bits) if bits else 0
+        seeds = brownian.PlaceSeeds(entropy)
+        for place in [(0, 0), (1, 1), (2**32, 33), (draw.getrandbits(40), draw.randrange(60))]:
+            whole = np.random.SeedSequence(
+                entropy=entropy, spawn_key=place, pool_size=brownian.POOL_SIZE
+            )
+            assert seeds(place) == int(whole.generate_state(4)[0]), (entropy, place)
+
+
+@pytest.mark.parametrize("seed", [7, [7, 8]])
+def test_noise_drawn_ahead_has_the_same_bits(seed: Any) -> None:
+    x, levels = torch.zeros(2, 4, 3, 5), [10.0, 6.0, 2.5, 0.7, 0.1]
+
+    def run(ahead: Callable[[Any, float, float], None]) -> list[Tensor]:
+        sampler = noise.BrownianTreeNoiseSampler(x, 0.1, 10.0, seed=seed)
+        made = []
+        for sigma, sigma_next in pairwise(levels):
+            ahead(sampler, sigma, sigma_next)
+            made.append(sampler(sigma, sigma_next))
+        return made
+
+    plain = run(lambda sampler, a, b: None)
+    ahead = run(lambda sampler, a, b: sampler.prepare(a, b))
+    another = run(lambda sampler, a, b: sampler.prepare(a, (a + b) / 2))
+    with torch.inference_mode():
+        inside = run(lambda sampler, a, b: (sampler.prepare(a, b), sampler.prepare(a, b))[0])
+    for made in (ahead, another, inside):
+        assert all(torch.equal(one, other) for one, other in zip(made, plain, strict=True))
+
+
+@pytest.mark.parametrize("sampler", ["dpmpp_sde", "dpmpp_2m_sde", "dpmpp_3m_sde"])
+def test_sde_samplers_say_ahead_what_they_draw(sampler: str) -> None:
+    asked: list[tuple[float, float]] = []
+    drawn: list[tuple[float, float]] = []
+
+    class Watched:
+        def prepare(self, sigma: Tensor, sigma_next: Tensor) -> None:
+            asked.append((sigma.item(), sigma_next.item()))
+
+        def __call__(self, sigma: Tensor, sigma_next: Tensor) -> Tensor:
+            drawn.append((sigma.item(), sigma_next.item()))
+            return torch.zeros(1, 4, 2, 2)
+
+    for eta in (1.0, 0.0):
+        solvers.find(sampler).function(
+            lambda x, sigma: x * 0.5, torch.ones(1, 4, 2, 2), torch.tensor([9.0, 3.0, 1.0, 0.0]),
+            extra_args={}, disable=True, eta=eta, noise_sampler=Watched(),
+        )  # fmt: skip
+    assert asked == drawn
+    assert len(drawn) == (4 if sampler == "dpmpp_sde" else 2)
