@@ -107,9 +107,23 @@ class Gligen(nn.Module):
         objs = self.position_net(boxes, masks, positive_embeddings)
 
         def patch(x: Tensor, extra_options: Mapping[str, Any]) -> Tensor:
-            return self.module_list[extra_options["transformer_index"]](x, objs.to(x))
+            return self._layer_for(x, extra_options["transformer_index"])(x, objs.to(x))
 
         return patch
+
+    def _layer_for(self, x: Tensor, place: int) -> nn.Module:
+        """The gated layer of a transformer of the UNet, by its place among them.
+
+        Raises ValueError when the file was made for another network.
+        """
+        layers: list[Any] = list(self.module_list)
+        widths = [layer.linear.out_features for layer in layers]
+        if place >= len(widths) or x.shape[-1] != widths[place]:
+            raise ValueError(
+                f"transformer {place} of the model has features of width {x.shape[-1]}; the GLIGEN "
+                f"file has layers of the widths {widths}: it belongs to another kind of model"
+            )
+        return layers[place]
 
     def set_position(
         self, latent_image_shape: Sequence[int], position_params: Sequence[Box], device: Any
@@ -163,7 +177,7 @@ def build_gligen(sd: Mapping[str, Tensor]) -> Gligen:
     layers, key_dim = [], SD1_CONTEXT
     for weights in _layer_weights(sd):
         query_dim, key_dim = weights["linear.weight"].shape
-        heads = SD1_HEADS if key_dim == SD1_CONTEXT else query_dim // CHANNELS_PER_HEAD
+        heads = SD1_HEADS if key_dim == SD1_CONTEXT else max(1, query_dim // CHANNELS_PER_HEAD)
         layer = GatedSelfAttentionDense(query_dim, key_dim, heads, query_dim // heads)
         layer.load_state_dict(weights)
         layers.append(layer)
