@@ -16,6 +16,18 @@ from comfy_nodes import vae_choices
 Loaded = tuple[Any, ...]
 
 
+def device_input(always: bool = False) -> dict[str, Any]:
+    """The optional input that says where a model runs.
+
+    Args:
+        always: Have it on every machine; else where there are several accelerators to choose from.
+    """
+    choices = placement.device_choices()
+    if not always and len(choices) == len(("default", "cpu")):
+        return {}
+    return {"optional": {"device": (choices, {"advanced": True})}}
+
+
 class CheckpointLoaderSimple:
     """Loads a whole checkpoint."""
 
@@ -23,7 +35,7 @@ class CheckpointLoaderSimple:
     def INPUT_TYPES(cls) -> dict[str, Any]:
         names = folder_paths.get_filename_list("checkpoints")
         tooltip = "Checkpoint file in models/checkpoints."
-        return {"required": {"ckpt_name": (names, {"tooltip": tooltip})}}
+        return {"required": {"ckpt_name": (names, {"tooltip": tooltip})}, **device_input()}
 
     RETURN_TYPES = ("MODEL", "CLIP", "VAE")
     OUTPUT_TOOLTIPS = (
@@ -35,15 +47,18 @@ class CheckpointLoaderSimple:
     CATEGORY = "loaders"
     DESCRIPTION = "Loads a checkpoint: diffusion model, text encoder and autoencoder in one file."
 
-    def load_checkpoint(self, ckpt_name: str) -> Loaded:
+    def load_checkpoint(self, ckpt_name: str, device: str = "default") -> Loaded:
         """MODEL, CLIP and VAE; a part that the file does not hold is None."""
         path = folder_paths.get_full_path_or_raise("checkpoints", ckpt_name)
+        place = placement.placed(device)
+        folders = folder_paths.get_folder_paths("text_encoders")
         return loading.load_checkpoint_guess_config(
             path,
             output_vae=True,
             output_clip=True,
             embedding_directory=folder_paths.get_folder_paths("embeddings"),
-            te_model_options={FOLDERS_OPTION: folder_paths.get_folder_paths("text_encoders")},
+            model_options={**place, "vae_device": place.get("load_device")},
+            te_model_options={FOLDERS_OPTION: folders, **place},
         )[:3]
 
 
@@ -86,19 +101,19 @@ class VAELoader:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"vae_name": (cls.vae_list(cls),)}}
+        return {"required": {"vae_name": (cls.vae_list(cls),)}, **device_input()}
 
     RETURN_TYPES = ("VAE",)
     FUNCTION = "load_vae"
     CATEGORY = "loaders"
 
-    def load_vae(self, vae_name: str) -> Loaded:
+    def load_vae(self, vae_name: str, device: str = "default") -> Loaded:
         """The autoencoder.
 
         Raises:
             WeightFileError: The file cannot be read or holds no autoencoder.
         """
-        return (vae_choices.load(vae_name),)
+        return (vae_choices.load(vae_name, placement.resolve_device(device)),)
 
 
 class LoraLoader:
@@ -183,17 +198,18 @@ class UNETLoader:
             "required": {
                 "unet_name": (folder_paths.get_filename_list("diffusion_models"),),
                 "weight_dtype": (list(WEIGHT_TYPES),),
-            }
+            },
+            **device_input(),
         }
 
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "load_unet"
     CATEGORY = "advanced/loaders"
 
-    def load_unet(self, unet_name: str, weight_dtype: str) -> Loaded:
+    def load_unet(self, unet_name: str, weight_dtype: str, device: str = "default") -> Loaded:
         """The model, its weights kept in `weight_dtype`."""
         path = folder_paths.get_full_path_or_raise("diffusion_models", unet_name)
-        options = dict(WEIGHT_TYPES[weight_dtype])
+        options = {**WEIGHT_TYPES[weight_dtype], **placement.placed(device)}
         return (loading.load_diffusion_model(path, model_options=options),)
 
 
@@ -207,7 +223,7 @@ class CLIPLoader:
                 "clip_name": (folder_paths.get_filename_list("text_encoders"),),
                 "type": (list(CLIP_TYPES),),
             },
-            "optional": {"device": (["default", "cpu"], {"advanced": True})},
+            **device_input(always=True),
         }
 
     RETURN_TYPES = ("CLIP",)
@@ -234,7 +250,7 @@ class DualCLIPLoader:
                 "clip_name2": (folder_paths.get_filename_list("text_encoders"),),
                 "type": (list(CLIP_PAIR_TYPES),),
             },
-            "optional": {"device": (["default", "cpu"], {"advanced": True})},
+            **device_input(always=True),
         }
 
     RETURN_TYPES = ("CLIP",)
@@ -254,11 +270,9 @@ class DualCLIPLoader:
 
 
 def load_text_encoders(paths: list[str], family: str, device: str) -> Any:
-    """Text encoder from files, on the CPU if `device` says so."""
-    cpu = placement.CPU
-    options: dict[str, Any] = {FOLDERS_OPTION: folder_paths.get_folder_paths("text_encoders")}
-    if device == "cpu":
-        options.update(load_device=cpu, offload_device=cpu)
+    """Text encoder from files, where `device` says."""
+    folders = folder_paths.get_folder_paths("text_encoders")
+    options: dict[str, Any] = {FOLDERS_OPTION: folders, **placement.placed(device)}
     return text_loading.load_clip(
         ckpt_paths=paths,
         embedding_directory=folder_paths.get_folder_paths("embeddings"),

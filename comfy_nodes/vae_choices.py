@@ -35,24 +35,27 @@ def names() -> list[str]:
     return [*files, *complete, PIXEL_SPACE]
 
 
-def load(name: str) -> VAE:
+def load(name: str, device: torch.device | None = None) -> VAE:
     """The autoencoder of one of `names`.
 
+    Args:
+        name: The choice.
+        device: Where it runs; None leaves that to the policy.
     Raises:
         WeightFileError: The file cannot be read or holds no autoencoder.
         FileNotFoundError: One of the two parts is missing.
     """
     if name == PIXEL_SPACE:
-        vae = VAE(sd={"pixel_space_vae": torch.tensor(1.0)})
+        vae = VAE(sd={"pixel_space_vae": torch.tensor(1.0)}, device=device)
     elif name in APPROXIMATE_SPACES:
-        vae = VAE(sd=_load_approximation(name))
+        vae = VAE(sd=_load_approximation(name), device=device)
     else:
         in_two = name.split(".")[0] in VIDEO_APPROXIMATIONS
         folder = "vae_approx" if in_two else "vae"
         path = folder_paths.get_full_path_or_raise(folder, name)
         state_dict, metadata = load_torch_file(path, return_metadata=True)
         with naming(path, "choose a file that holds an autoencoder alone, of a kind that runs"):
-            vae = VAE(sd=state_dict, metadata=metadata)
+            vae = VAE(sd=state_dict, metadata=metadata, device=device)
     vae.throw_exception_if_invalid()
     return vae
 

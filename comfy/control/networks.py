@@ -208,7 +208,8 @@ class ControlLora(ControlNet):
         built = controlnet.ControlNet(**config, dtype=dtype, device="meta", operations=operations)
         weights = _merge_low_rank(network.state_dict(), self.control_weights, built, dtype)
         built.load_state_dict(weights, assign=True)
-        self.control_model = built.to(placement.get_torch_device()).eval()
+        place = getattr(model, "device", None) or placement.get_torch_device()
+        self.control_model = built.to(place).eval()
 
     def copy(self) -> ControlLora:
         """See ControlBase."""
@@ -317,8 +318,9 @@ class T2IAdapter(ControlBase):
             self.control_input = None
         if self.control_input is None:
             assert self.cond_hint is not None
-            self.t2i_model.to(device=self.device, dtype=x_noisy.dtype)
-            self.control_input = self.t2i_model(self.cond_hint.to(x_noisy.dtype))
+            self.t2i_model.to(device=x_noisy.device, dtype=x_noisy.dtype)
+            hint = self.cond_hint.to(device=x_noisy.device, dtype=x_noisy.dtype)
+            self.control_input = self.t2i_model(hint)
             self.t2i_model.cpu()
         return self.control_input
 

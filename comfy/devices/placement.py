@@ -43,6 +43,26 @@ def resolve_device(choice: str | None) -> torch.device | None:
     raise ValueError(f"unknown device '{choice}'; known: default, cpu, {', '.join(known)}")
 
 
+def device_choices() -> list[str]:
+    """What the `device` widget of a loader offers; accelerators by name where there are several."""
+    several = get_all_torch_devices()
+    named = [str(d) for d in several] if len(several) > 1 else []
+    return ["default", "cpu", *named]
+
+
+def placed(choice: str | None) -> dict[str, torch.device]:
+    """`load_device` and `offload_device` that a choice means; empty where policies decide.
+
+    Raises:
+        ValueError: No such device on this machine.
+    """
+    device = resolve_device(choice)
+    if device is None:
+        return {}
+    stays = device.type == "cpu" or get_runtime().vram_state == VRAMState.HIGH_VRAM
+    return {"load_device": device, "offload_device": device if stays else CPU}
+
+
 def get_torch_device_name(device: torch.device | str) -> str:
     """A device's name for logs and /system_stats."""
     if not isinstance(device, torch.device):

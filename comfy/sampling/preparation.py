@@ -36,13 +36,28 @@ def get_additional_models(conds: CondLists, dtype: torch.dtype | None) -> tuple[
     """Models that conditioning brings along, and the bytes of their evaluation."""
     entries = [entry for name in conds for entry in conds[name]]
     controls = _unique(get_models_from_cond(entries, "control"))
-    models = _unique(model for control in controls for model in control.get_models())
-    models += _unique(gligen[1] for gligen in get_models_from_cond(entries, "gligen_model"))
-    models += _unique(entry["gligen"][1] for entry in entries if entry.get("gligen") is not None)
+    models = _companions(entries, controls)
     models += _unique(get_models_from_cond(entries, "additional_models"))
     models += hooked.hook_models(conds)
     inference = sum(control.inference_memory_requirements(dtype) for control in controls)
     return _unique(models), inference
+
+
+def _companions(entries: Sequence[dict[str, Any]], controls: Iterable[Any]) -> list[Any]:
+    """Patchers of networks that are evaluated inside the model's own evaluation."""
+    models = _unique(model for control in controls for model in control.get_models())
+    models += _unique(gligen[1] for gligen in get_models_from_cond(entries, "gligen_model"))
+    models += _unique(entry["gligen"][1] for entry in entries if entry.get("gligen") is not None)
+    return models
+
+
+def run_beside(model: Any, conds: CondLists) -> None:
+    """Have control networks run on the device of the model that they see the latents of."""
+    entries = [entry for name in conds for entry in conds[name]]
+    controls = _unique(get_models_from_cond(entries, "control"))
+    for companion in _companions(entries, controls):
+        if companion.load_device != model.load_device:
+            companion.load_device = model.load_device
 
 
 def cleanup_additional_models(models: Iterable[Any]) -> None:
@@ -106,6 +121,7 @@ def _prepare_sampling(
     conds: CondLists,
     model_options: dict[str, Any] | None = None,
 ) -> tuple[Any, CondLists, list[Any]]:
+    run_beside(model, conds)
     models, inference = get_additional_models(conds, model.model_dtype())
     models += (model_options or {}).get("additional_models", [])
     models += model.get_nested_additional_models()

@@ -346,7 +346,7 @@ class MMDiT(nn.Module):
                 block, tokens, x, c, options, table.get(("double_block", number))
             )
             if number < len(residuals) and residuals[number] is not None:
-                x = x + residuals[number]
+                x = (x + residuals[number]).to(x.dtype)
         return self.unpatchify(self.final_layer(x, c), hw)
 
 

@@ -86,4 +86,4 @@ def apply_control(h: Tensor, control: dict[str, list[Tensor | None]] | None, nam
             f"a control residual of shape {tuple(residual.shape)} does not fit the features "
             f"{tuple(h.shape)} ({name}): the ControlNet or adapter was made for another model"
         )
-    return h + residual
+    return (h + residual).to(h.dtype)  # the control network may compute in a wider type

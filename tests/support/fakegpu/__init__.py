@@ -413,12 +413,13 @@ class _Module:
         if s is None:
             yield
             return
-        prev = self.current_stream(s.device)
-        torch.accelerator.set_stream(s)
+        prev, here = self.current_stream(s.device), torch.accelerator.current_device_index()
+        torch.accelerator.set_stream(s)  # which makes its device the current one, too
         try:
             yield
         finally:
             torch.accelerator.set_stream(prev)
+            torch.accelerator.set_device_index(here)
 
     # random numbers: one default generator per device
     def manual_seed_all(self, seed):
