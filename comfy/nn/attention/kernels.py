@@ -94,9 +94,12 @@ def sub_quadratic(
     """Attention in chunks of queries and keys with a running softmax: memory O(chunk^2).
 
     Keeps, per query row, the largest score seen, the normaliser and the weighted sum of values.
+    Many heads or items take fewer queries at a time, so that scores stay within `SPLIT_BYTES`.
     Source: Rabe and Staats 2021, https://arxiv.org/abs/2112.05682.
     """
     length = q.shape[2]
+    row_bytes = 3 * 4 * q.shape[0] * q.shape[1] * min(key_chunk, k.shape[2])
+    query_chunk = max(1, min(query_chunk, SPLIT_BYTES // max(1, row_bytes)))
     out = torch.empty(*q.shape[:3], v.shape[-1], dtype=v.dtype, device=v.device)
     for start in range(0, length, query_chunk):
         stop = min(start + query_chunk, length)
@@ -118,8 +121,9 @@ def _running_softmax(
         stop = min(start + key_chunk, k.shape[2])
         part = _mask_chunk(mask, offset, offset + q.shape[2], start, stop)
         scores = _scores(q, k[:, :, start:stop], part).float()
+        # Rows that are masked out so far: float32 has nothing below this.
+        scores = scores.clamp_(min=-torch.finfo(torch.float32).max)
         peak = torch.maximum(scores.amax(dim=-1, keepdim=True), largest)
-        peak = peak.clamp_(min=-torch.finfo(torch.float32).max)  # rows masked out so far
         weights = (scores - peak).exp_()
         rescale = (largest - peak).exp_()
         normaliser = normaliser * rescale + weights.sum(dim=-1, keepdim=True)
