@@ -4,6 +4,7 @@
 Nothing is read from the command line when this module is imported. Names and defaults are those
 that launch scripts, containers and desktop wrappers of this ecosystem already pass; an option that
 means nothing here is accepted, says so in its help, and is reported once at start (`ineffective`).
+One file, for it is one table: whoever looks an option up finds all of them here.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from torch.nn import functional
 import folder_paths
 from comfy import loading, text_loading
 from comfy.ldm.lumina.controlnet import ZImageControl, z_image_convert
-from comfy.ldm.lumina.model import LuminaSizes
+from comfy.ldm.lumina.layers import LuminaSizes
 from comfy.ldm.qwen_image.controlnet import BlockWiseControlBlock, QwenImageBlockWiseControlNet
 from comfy.ops import manual_cast
 from comfy.vae.vae import VAE

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comfy import ops
-from comfy.ldm.wan.vae import Builder, RMSNorm
+from comfy.ldm.wan.vae_layers import Builder, RMSNorm
 
 REACH = 3  # of every convolution but the shortcuts
 

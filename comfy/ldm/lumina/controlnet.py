@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size
-from comfy.ldm.lumina.model import JointTransformerBlock, LuminaSizes
+from comfy.ldm.lumina.layers import JointTransformerBlock, LuminaSizes
 
 PATCH = 2
 LATENT_CHANNELS = 16

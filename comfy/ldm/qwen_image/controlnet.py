@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size
-from comfy.ldm.qwen_image.model import RMSNorm
+from comfy.ldm.qwen_image.layers import RMSNorm
 
 PATCH = 2
 LATENT_CHANNELS = 16

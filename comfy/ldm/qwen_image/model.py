@@ -15,198 +15,23 @@ from typing import Any
 import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
-from torch.nn import functional
 
 from comfy import ops
-from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
+from comfy.ldm.common_dit import pad_to_patch_size
 from comfy.ldm.flux.layers import EmbedND
-from comfy.ldm.flux.math import apply_rope1
-from comfy.nn import attention, patches
-from comfy.nn.timesteps import timestep_embedding
+from comfy.ldm.qwen_image.layers import (  # noqa: F401 - packs look here for the layers
+    FeedForward,
+    JointAttention,
+    LastLayer,
+    Options,
+    RMSNorm,
+    TimeEmbedding,
+    TransformerBlock,
+)
+from comfy.nn import patches
 from comfy.nn.wrappers import run_wrapped
 
-TIME_WAVES, TIME_FACTOR = 256, 1000.0
-NORM_EPS = 1e-6
 THETA = 10000
-Options = dict[str, Any]
-
-
-class RMSNorm(nn.Module):
-    """Division by the root mean square, times a weight."""
-
-    def __init__(self, dim: int, dtype: Any = None, device: Any = None) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(dim, dtype=dtype, device=device))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight.to(x), NORM_EPS)
-
-
-class FeedForward(nn.Module):
-    """Two linear layers with GELU between them, under the keys of diffusers."""
-
-    def __init__(self, dim: int, operations: Any, **place: Any) -> None:
-        super().__init__()
-        first = nn.Module()
-        first.proj = operations.Linear(dim, dim * 4, **place)
-        self.net = nn.ModuleList([first, nn.Identity(), operations.Linear(dim * 4, dim, **place)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        first: Any = self.net[0]
-        return self.net[2](functional.gelu(first.proj(x), approximate="tanh"))
-
-
-class JointAttention(nn.Module):
-    """Attention over text and patches together."""
-
-    def __init__(self, dim: int, heads: int, head_dim: int, operations: Any, **place: Any) -> None:
-        super().__init__()
-        self.heads = heads
-        inner = heads * head_dim
-        for name in ("norm_q", "norm_k", "norm_added_q", "norm_added_k"):
-            setattr(self, name, RMSNorm(head_dim, **place))
-        for name in ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj"):
-            setattr(self, name, operations.Linear(dim, inner, **place))
-        self.to_out = nn.ModuleList([operations.Linear(inner, dim, **place)])
-        self.to_add_out = operations.Linear(inner, dim, **place)
-
-    def forward(
-        self,
-        img: Tensor,
-        txt: Tensor,
-        freqs: Tensor,
-        mask: Tensor | None = None,
-        transformer_options: Options | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """``img [B, Li, D]``, ``txt [B, Lt, D]``; rotations and mask for text, then patches."""
-        q, k, v = self._project(img, ("to_q", "to_k", "to_v"), ("norm_q", "norm_k"))
-        added = ("add_q_proj", "add_k_proj", "add_v_proj")
-        tq, tk, tv = self._project(txt, added, ("norm_added_q", "norm_added_k"))
-        joint_q = apply_rope1(torch.cat([tq, q], dim=2), freqs)
-        joint_k = apply_rope1(torch.cat([tk, k], dim=2), freqs)
-        out = attention.optimized_attention(
-            joint_q, joint_k, torch.cat([tv, v], dim=2), self.heads, mask=mask,
-            skip_reshape=True, transformer_options=transformer_options,
-        )  # fmt: skip
-        length = txt.shape[1]
-        picture = (length, out.shape[1])
-        out = patches.attention_output(out, transformer_options, self.heads, picture)
-        return self.to_out[0](out[:, length:]), self.to_add_out(out[:, :length])
-
-    def _project(
-        self, x: Tensor, layers: Sequence[str], norms: Sequence[str]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values ``[B, heads, L, D]``; the first two normed."""
-        q, k, v = (
-            getattr(self, layer)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer in layers
-        )
-        return getattr(self, norms[0])(q), getattr(self, norms[1])(k), v
-
-
-class TransformerBlock(nn.Module):
-    """A layer over both streams."""
-
-    compiles_alone = True
-
-    def __init__(self, dim: int, heads: int, head_dim: int, operations: Any, **place: Any) -> None:
-        super().__init__()
-        parts = {"operations": operations, **place}
-        for stream in ("img", "txt"):
-            modulation = nn.Sequential(nn.SiLU(), operations.Linear(dim, 6 * dim, **place))
-            setattr(self, f"{stream}_mod", modulation)
-            for norm in ("norm1", "norm2"):
-                plain = operations.LayerNorm(dim, eps=NORM_EPS, elementwise_affine=False, **place)
-                setattr(self, f"{stream}_{norm}", plain)
-            setattr(self, f"{stream}_mlp", FeedForward(dim, **parts))
-        self.attn = JointAttention(dim, heads, head_dim, **parts)
-
-    def forward(
-        self,
-        img: Tensor,
-        txt: Tensor,
-        temb: Tensor,
-        freqs: Tensor,
-        mask: Tensor | None = None,
-        timestep_zero_index: int | None = None,
-        transformer_options: Options | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """One layer over ``img`` and ``txt``.
-
-        Args:
-            temb: Time embedding ``[B, D]``; with ``timestep_zero_index`` ``[2 B, D]``, the second
-                half for the patches from that index on.
-        """
-        img_mods = self._modulation("img", temb, img, timestep_zero_index)
-        text_time = temb if timestep_zero_index is None else temb.chunk(2)[0]
-        txt_mods = self._modulation("txt", text_time, txt, None)
-        img_attn, txt_attn = self.attn(
-            self._modulated("img_norm1", img, img_mods[:2]),
-            self._modulated("txt_norm1", txt, txt_mods[:2]),
-            freqs, mask, transformer_options,
-        )  # fmt: skip
-        img = img + img_mods[2] * img_attn
-        txt = txt + txt_mods[2] * txt_attn
-        for_img = self._modulated("img_norm2", img, img_mods[3:5])
-        img = torch.addcmul(img, img_mods[5], getattr(self, "img_mlp")(for_img))  # noqa: B009
-        for_txt = self._modulated("txt_norm2", txt, txt_mods[3:5])
-        txt = torch.addcmul(txt, txt_mods[5], getattr(self, "txt_mlp")(for_txt))  # noqa: B009
-        return img, txt
-
-    def _modulation(
-        self, stream: str, temb: Tensor, x: Tensor, zero_index: int | None
-    ) -> tuple[Tensor, ...]:
-        """Shift, scale and gate of attention and feed-forward, ``[B, 1 or L, D]`` each."""
-        made = getattr(self, f"{stream}_mod")(temb)[:, None]
-        if zero_index is not None:
-            now, zero = made.chunk(2)
-            made = torch.cat(
-                [
-                    now.expand(-1, zero_index, -1),
-                    zero.expand(-1, x.shape[1] - zero_index, -1),
-                ],
-                dim=1,
-            )
-        return made.chunk(6, dim=-1)
-
-    def _modulated(self, norm: str, x: Tensor, mods: Sequence[Tensor]) -> Tensor:
-        return torch.addcmul(mods[0], getattr(self, norm)(x), 1 + mods[1])
-
-
-class TimeEmbedding(nn.Module):
-    """Times 0..1 as vectors, with a kind of picture added if the network tells kinds apart."""
-
-    def __init__(self, dim: int, has_kinds: bool, operations: Any, **place: Any) -> None:
-        super().__init__()
-        embedder = nn.Module()
-        embedder.linear_1 = operations.Linear(TIME_WAVES, dim, **place)
-        embedder.linear_2 = operations.Linear(dim, dim, **place)
-        self.timestep_embedder = embedder
-        self.addition_t_embedding: nn.Module | None = None
-        if has_kinds:
-            self.addition_t_embedding = operations.Embedding(2, dim, **place)
-
-    def forward(self, timestep: Tensor, like: Tensor, kind: Tensor | None = None) -> Tensor:
-        waves = timestep_embedding(timestep * TIME_FACTOR, TIME_WAVES).to(like.dtype)
-        layers: Any = self.timestep_embedder
-        made = layers.linear_2(functional.silu(layers.linear_1(waves)))
-        if self.addition_t_embedding is not None and kind is not None:
-            added = self.addition_t_embedding(kind.to(made.device, torch.long))
-            made = made + added.to(made)
-        return made
-
-
-class LastLayer(nn.Module):
-    """A modulated norm; the scale comes before the shift."""
-
-    def __init__(self, dim: int, operations: Any, **place: Any) -> None:
-        super().__init__()
-        self.linear = operations.Linear(dim, 2 * dim, **place)
-        self.norm = operations.LayerNorm(dim, eps=NORM_EPS, elementwise_affine=False, **place)
-
-    def forward(self, x: Tensor, temb: Tensor) -> Tensor:
-        scale, shift = self.linear(functional.silu(temb))[:, None].chunk(2, dim=-1)
-        return torch.addcmul(shift, self.norm(x), 1 + scale)
 
 
 class QwenImageTransformer2DModel(nn.Module):

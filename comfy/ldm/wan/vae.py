@@ -19,7 +19,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from comfy import ops
-from comfy.nn import attention
+from comfy.ldm.wan.vae_layers import (
+    AttentionBlock,
+    Builder,
+    DownLevel,
+    Downsample,
+    Past,
+    ResidualBlock,
+    RMSNorm,
+    UpLevel,
+    Upsample,
+    _conv,
+    causal,
+)
 
 FRAMES = 4  # of a video for a latent frame
 
@@ -53,207 +65,6 @@ class WanVAEConfig:
                 f"{len(self.dim_mult)} levels need {len(self.dim_mult) - 1} statements about time, "
                 f"found {len(self.temporal)}"
             )
-
-
-class Past:
-    """What each layer saw last, while a video is coded piece by piece."""
-
-    def __init__(self) -> None:
-        self.is_first = True
-        self._frames: dict[nn.Module, Tensor] = {}
-
-    def before(self, layer: nn.Module, x: Tensor, count: int) -> Tensor | None:
-        """The last ``count`` frames of a layer before ``x``, or None; those of ``x`` are kept."""
-        earlier = self._frames.get(layer)
-        known = x if earlier is None else torch.cat([earlier, x[:, :, -count:]], dim=2)
-        self._frames[layer] = known[:, :, -count:].clone()
-        return earlier
-
-
-def causal(layer: nn.Module, x: Tensor, past: Past) -> Tensor:
-    """A convolution of three frames, whose padding along time is what came before (else zeros)."""
-    frames = _last_size(layer)
-    if frames == 1:
-        return layer(x)
-    earlier = past.before(layer, x, frames - 1)
-    missing = frames - 1 - (0 if earlier is None else earlier.shape[2])
-    if earlier is not None:
-        x = torch.cat([earlier.to(x), x], dim=2)
-    return layer(functional.pad(x, (0, 0, 0, 0, missing, 0)))
-
-
-def _last_size(layer: nn.Module) -> int:
-    size: Any = layer.kernel_size
-    return int(size[0])
-
-
-@dataclass(frozen=True)
-class Builder:
-    """Of what and where layers are made."""
-
-    operations: Any
-    place: dict[str, Any]
-
-
-def _conv(channels: int, out: int, size: Sequence[int], build: Builder, **options: Any) -> Any:
-    """A convolution that pads rows and columns to keep their size."""
-    padding = (0, size[1] // 2, size[2] // 2)
-    return build.operations.Conv3d(channels, out, size, padding=padding, **options, **build.place)
-
-
-class RMSNorm(nn.Module):
-    """Channels to length one, times the root of their number and a weight."""
-
-    def __init__(self, dim: int, build: Builder, is_picture: bool = False) -> None:
-        super().__init__()
-        shape = (dim, 1, 1) if is_picture else (dim, 1, 1, 1)
-        self.scale = dim**0.5
-        self.gamma = nn.Parameter(torch.empty(shape, **build.place))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.normalize(x, dim=1) * self.scale * self.gamma.to(x)
-
-
-class ResidualBlock(nn.Module):
-    """Two norms, activations and convolutions, and a way around them."""
-
-    def __init__(self, channels: int, out: int, build: Builder) -> None:
-        super().__init__()
-        self.residual = nn.Sequential(
-            RMSNorm(channels, build),
-            nn.SiLU(),
-            _conv(channels, out, (3, 3, 3), build),
-            RMSNorm(out, build),
-            nn.SiLU(),
-            nn.Identity(),
-            _conv(out, out, (3, 3, 3), build),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if channels != out:
-            self.shortcut = _conv(channels, out, (1, 1, 1), build)
-
-    def forward(self, x: Tensor, past: Past) -> Tensor:
-        first, second = self.residual[2], self.residual[6]
-        h = causal(first, functional.silu(self.residual[0](x)), past)
-        h = causal(second, functional.silu(self.residual[3](h)), past)
-        return h + self.shortcut(x)
-
-
-class AttentionBlock(nn.Module):
-    """Attention among the positions of each frame, with one head."""
-
-    def __init__(self, dim: int, build: Builder) -> None:
-        super().__init__()
-        self.norm = RMSNorm(dim, build, is_picture=True)
-        self.to_qkv = build.operations.Conv2d(dim, dim * 3, 1, **build.place)
-        self.proj = build.operations.Conv2d(dim, dim, 1, **build.place)
-
-    def forward(self, x: Tensor, past: Past) -> Tensor:
-        del past
-        frames = rearrange(x, "b c t h w -> (b t) c h w")
-        qkv = self.to_qkv(self.norm(frames)).flatten(2).transpose(1, 2)
-        q, k, v = qkv.chunk(3, dim=-1)
-        seen = attention.optimized_attention(q.contiguous(), k.contiguous(), v.contiguous(), 1)
-        seen = self.proj(seen.transpose(1, 2).reshape(frames.shape))
-        return x + rearrange(seen, "(b t) c h w -> b c t h w", b=x.shape[0])
-
-
-class Upsample(nn.Module):
-    """Rows and columns doubled; with ``temporal`` frames too, but the first."""
-
-    def __init__(self, dim: int, out: int, temporal: bool, build: Builder) -> None:
-        super().__init__()
-        conv = build.operations.Conv2d(dim, out, 3, padding=1, **build.place)
-        self.resample = nn.Sequential(nn.Identity(), conv)
-        self.time_conv: nn.Module | None = None
-        if temporal:
-            self.time_conv = _conv(dim, dim * 2, (3, 1, 1), build)
-
-    def forward(self, x: Tensor, past: Past) -> Tensor:
-        if self.time_conv is not None and not past.is_first:
-            pairs = causal(self.time_conv, x, past)
-            x = rearrange(pairs, "b (two c) t h w -> b c (t two) h w", two=2)
-        frames = rearrange(x, "b c t h w -> (b t) c h w")
-        large = functional.interpolate(frames, scale_factor=2.0, mode="nearest-exact")
-        return rearrange(self.resample(large), "(b t) c h w -> b c t h w", b=x.shape[0])
-
-
-class Downsample(nn.Module):
-    """Rows and columns halved; with ``temporal`` frames too, but the first."""
-
-    def __init__(self, dim: int, temporal: bool, build: Builder) -> None:
-        super().__init__()
-        conv = build.operations.Conv2d(dim, dim, 3, stride=2, **build.place)
-        self.resample = nn.Sequential(nn.Identity(), conv)
-        self.time_conv: nn.Module | None = None
-        if temporal:
-            self.time_conv = _conv(dim, dim, (3, 1, 1), build, stride=(2, 1, 1))
-
-    def forward(self, x: Tensor, past: Past) -> Tensor:
-        frames = functional.pad(rearrange(x, "b c t h w -> (b t) c h w"), (0, 1, 0, 1))
-        x = rearrange(self.resample(frames), "(b t) c h w -> b c t h w", b=x.shape[0])
-        if self.time_conv is None:
-            return x
-        earlier = past.before(self.time_conv, x, 1)
-        return x if earlier is None else self.time_conv(torch.cat([earlier, x], dim=2))
-
-
-class DownLevel(nn.Module):
-    """A level of Wan 2.2's encoder; means of its input go around it."""
-
-    def __init__(
-        self, channels: int, out: int, blocks: int, down: bool, temporal: bool, build: Builder
-    ) -> None:
-        super().__init__()
-        self.out, self.time, self.space = out, 2 if temporal else 1, 2 if down else 1
-        layers: list[nn.Module] = [
-            ResidualBlock(channels if number == 0 else out, out, build) for number in range(blocks)
-        ]
-        if down:
-            layers.append(Downsample(out, temporal, build))
-        self.downsamples = nn.ModuleList(layers)
-
-    def forward(self, x: Tensor, past: Past) -> Tensor:
-        around = functional.pad(x, (0, 0, 0, 0, -x.shape[2] % self.time, 0))
-        around = rearrange(
-            around, "b c (t r) (h p) (w q) -> b (c r p q) t h w",
-            r=self.time, p=self.space, q=self.space,
-        )  # fmt: skip
-        around = around.unflatten(1, (self.out, -1)).mean(dim=2)
-        for layer in self.downsamples:
-            x = layer(x, past)
-        return x + around
-
-
-class UpLevel(nn.Module):
-    """A level of Wan 2.2's decoder; repetitions of its input go around it."""
-
-    def __init__(
-        self, channels: int, out: int, blocks: int, up: bool, temporal: bool, build: Builder
-    ) -> None:
-        super().__init__()
-        self.out, self.time, self.up = out, 2 if temporal else 1, up
-        layers: list[nn.Module] = [
-            ResidualBlock(channels if number == 0 else out, out, build) for number in range(blocks)
-        ]
-        if up:
-            layers.append(Upsample(out, out, temporal, build))
-        self.upsamples = nn.ModuleList(layers)
-
-    def forward(self, x: Tensor, past: Past) -> Tensor:
-        whole = x
-        for layer in self.upsamples:
-            x = layer(x, past)
-        if not self.up:
-            return x
-        cells = self.time * 4
-        around = whole.repeat_interleave(self.out * cells // whole.shape[1], dim=1)
-        around = rearrange(
-            around, "b (c r p q) t h w -> b c (t r) (h p) (w q)", r=self.time, p=2, q=2
-        )
-        if past.is_first:
-            around = around[:, :, self.time - 1 :]
-        return x + around
 
 
 class Encoder(nn.Module):
