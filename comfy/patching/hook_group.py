@@ -90,7 +90,8 @@ class HookGroup:
             hook: schedule_ranges(hook.hook_keyframe.keyframes)
             for hook in self.get_type(EnumHookType.Weight)
         }
-        edges = {0.0, *(edge for found in ranges.values() for span, _ in found for edge in span)}
+        spans = [span for found in ranges.values() for span, _ in found]
+        edges = {0.0, 1.0, *itertools.chain.from_iterable(spans)}
         out = []
         for start, end in itertools.pairwise(sorted(edges)):
             active = []
