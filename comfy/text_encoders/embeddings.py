@@ -35,6 +35,8 @@ def find_embedding(name: str, directories: str | Iterable[str]) -> Path | None:
     it."""
     if isinstance(directories, str):
         directories = [directories]
+    if "\0" in name:  # no file has such a name
+        return None
     for directory in expand_directory_list(directories):
         base = os.path.realpath(directory)
         for candidate in (name, *(name + extension for extension in EXTENSIONS)):

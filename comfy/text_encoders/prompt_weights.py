@@ -14,6 +14,13 @@ EMPHASIS = 1.1
 _OPEN, _CLOSE = "\0\2", "\0\1"
 
 
+def whole_characters(text: str) -> str:
+    """Text whose halves of surrogate pairs are joined, or replaced where the other half is missing:
+    word-piece tokenizers take none.
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def escape_important(text: str) -> str:
     """Put stand-ins for escaped parentheses."""
     return text.replace("\\)", _CLOSE).replace("\\(", _OPEN)

@@ -103,12 +103,9 @@ class SD3ClipModel(nn.Module):
         return [one for one in (getattr(self, part) for part in PARTS) if one is not None]
 
     def set_clip_options(self, options: Mapping[str, Any]) -> None:
-        """See SDClipModel; for all. T5 always gives its last layer."""
+        """See SDClipModel; for all."""
         for encoder in self._encoders():
-            kept = options
-            if encoder is self.t5xxl:
-                kept = {name: value for name, value in options.items() if name != "layer"}
-            encoder.set_clip_options(kept)
+            encoder.set_clip_options(options)
 
     def reset_clip_options(self) -> None:
         """See SDClipModel; for all."""

@@ -17,6 +17,7 @@ from comfy.text_encoders.prompt_weights import (
     escape_important,
     token_weights,
     unescape_important,
+    whole_characters,
 )
 
 logger = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ class SDTokenizer:
                 tokenizer's own.
             **kwargs: ``disable_weights`` takes parentheses as plain text.
         """
+        text = whole_characters(text)
         if kwargs.get("disable_weights", self.disable_weights):
             pieces = [(escape_important(text), 1.0)]  # backslashes before parentheses go, too
         else:

@@ -138,6 +138,24 @@ def test_missing_t5_pieces_are_explained() -> None:
         T5XXLTokenizer()
 
 
+@torch.inference_mode()
+def test_the_layer_a_person_sets_counts_for_every_encoder_of_sd3(golden_folder: Path) -> None:
+    net = read_golden_net(golden_folder / "text_encoders/ltxv_t5.safetensors")
+    model = SD3ClipModel(
+        clip_l=False, clip_g=False, dtype=torch.float32, model_options=net.constructor
+    )
+    model.load_state_dict(net.weights, strict=False)
+    tokens = {"l": [], "g": [], "t5xxl": [TOKENS[2]]}
+    states = []
+    for layer in (None, -1, -2):
+        model.reset_clip_options()
+        if layer is not None:
+            model.set_clip_options({"layer": layer})
+        states.append(model.encode_token_weights(tokens)[0])
+    assert torch.equal(states[0], states[1])
+    assert not torch.allclose(states[0], states[2], atol=1e-2)
+
+
 def test_sd3_refuses_weights_of_an_encoder_it_was_built_without() -> None:
     model = SD3ClipModel(clip_l=False, clip_g=False, t5=False, dtype=torch.float32)
     weights = {"text_model.encoder.layers.1.mlp.fc1.weight": torch.zeros(1)}

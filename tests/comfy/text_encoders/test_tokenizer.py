@@ -143,6 +143,22 @@ def test_a_text_of_missing_embeddings_takes_time_in_proportion_and_says_so_once(
     assert len(shown) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [("\ud83d\ude00 cat", "\U0001f600 cat"), ("\ud800 cat", "\ufffd cat"), ("\udfff", "\ufffd")],
+)
+def test_halves_of_characters_are_joined_or_replaced(text: str, same: str) -> None:
+    tokenizer = SD1Tokenizer()
+    assert tokenizer.tokenize_with_weights(text) == tokenizer.tokenize_with_weights(same)
+
+
+@pytest.mark.parametrize("name", ["\0", "a\0b", "\ud800", "x" * 5000, ".", "/etc/passwd"])
+def test_names_no_file_can_have_are_missing_embeddings(name: str, embeddings) -> None:
+    tokenizer = SD1Tokenizer(embedding_directory=str(embeddings[0]))
+    [chunk] = tokenizer.tokenize_with_weights(f"a embedding:{name} cat")["l"]
+    assert [token for token, _ in chunk[1:3]] == [320, 2368]
+
+
 def test_an_embedding_outside_the_folder_is_not_read(tmp_path, caplog) -> None:
     (tmp_path / "in").mkdir()
     save_file({"emb_params": torch.zeros(1, 768)}, tmp_path / "out.safetensors")
