@@ -1,19 +1,16 @@
 """Schedules that were found by optimisation, as their authors published them.
 
 Each row runs from the highest level to the lowest; other step counts are interpolated between its
-entries in log sigma. The GITS rows are percentages of the timesteps of Stable Diffusion's table.
+entries in log sigma.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from comfy.sampling.noise_levels import ModelSamplingDiscrete
 
 # fmt: off
 # Sabour et al. 2024, https://research.nvidia.com/labs/toronto-ai/AlignYourSteps, ten steps each.
@@ -35,34 +32,7 @@ OPTIMAL_STEPS = {
                0.501, 0.451, 0.402, 0.355, 0.311, 0.27, 0.232, 0.199, 0.169, 0.143, 0.12, 0.101,
                0.084, 0.07, 0.058, 0.048, 0.001],
 }
-
-# Chen et al. 2024, On the Trajectory Regularity of ODE-based Diffusion Sampling,
-# https://arxiv.org/abs/2405.11326: coefficient -> steps -> percent of the timesteps done before
-# each step. Rows between these are interpolated.
-GITS_PERCENTS: dict[float, dict[int, list[int]]] = {
-    0.8: {
-        2: [0, 12],
-        10: [0, 1, 2, 3, 5, 9, 12, 17, 32, 51],
-        20: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 17, 21, 27, 34, 47, 71],
-    },
-    0.95: {
-        2: [0, 14],
-        10: [0, 3, 9, 12, 17, 23, 32, 45, 62, 83],
-        20: [0, 1, 3, 5, 8, 10, 12, 14, 17, 20, 23, 27, 32, 38, 45, 53, 63, 74, 86, 96],
-    },
-    1.2: {
-        2: [0, 71],
-        10: [0, 17, 34, 49, 62, 73, 83, 91, 96, 99],
-        20: [0, 12, 22, 32, 41, 50, 58, 66, 73, 79, 83, 87, 90, 92, 94, 95, 96, 97, 98, 99],
-    },
-    1.5: {
-        2: [0, 81],
-        10: [0, 46, 66, 79, 87, 92, 95, 97, 98, 99],
-        20: [0, 38, 54, 66, 74, 80, 84, 86, 88, 89, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99],
-    },
-}
 # fmt: on
-GITS_LONGEST = 20
 
 
 def interpolate_log_linear(levels: Sequence[float], count: int) -> list[float]:
@@ -85,42 +55,3 @@ def finish(levels: Sequence[float], steps: int, denoise: float) -> Tensor:
 def tabled_schedule(row: Sequence[float], steps: int, denoise: float = 1.0) -> Tensor:
     """A published row at any number of steps."""
     return finish(interpolate_log_linear(row, steps + 1), steps, denoise)
-
-
-def _gits_row(rows: dict[int, list[int]], steps: int) -> list[float]:
-    """Percents before each of `steps` steps: a published row, or one between the two around it."""
-    if steps in rows:
-        return [float(percent) for percent in rows[steps]]
-    known = sorted(rows)
-    above = known[min(bisect_left(known, steps), len(known) - 1)]
-    below = max((count for count in known if count < steps), default=above)
-    weight = 0.0 if above == below else (steps - below) / (above - below)
-    place = np.arange(steps) / steps
-    curves = [
-        np.interp(place, np.arange(count + 1) / count, [*rows[count], 100])
-        for count in (below, above)
-    ]
-    return (curves[0] * (1 - weight) + curves[1] * weight).tolist()
-
-
-def gits_schedule(coefficient: float, steps: int, denoise: float = 1.0) -> Tensor:
-    """Levels on a grid of whole percents; past 20 steps the longest row is interpolated.
-
-    Args:
-        coefficient: 0.8 .. 1.5; larger ones spend more steps at low noise.
-    """
-    sampling = ModelSamplingDiscrete()
-    wanted = min(steps, GITS_LONGEST)
-    known = sorted(GITS_PERCENTS)
-    if not known[0] <= coefficient <= known[-1]:
-        raise ValueError(f"coefficient {coefficient} is outside {known[0]} .. {known[-1]}")
-    upper = known[bisect_left(known, coefficient - 1e-9)]
-    lower = max((c for c in known if c <= coefficient + 1e-9), default=upper)
-    weight = 0.0 if upper <= lower else (coefficient - lower) / (upper - lower)
-    rows = [np.asarray(_gits_row(GITS_PERCENTS[c], wanted)) for c in (lower, upper)]
-    percents = np.rint(rows[0] * (1 - weight) + rows[1] * weight)
-    levels = [
-        float(sampling.sigma_max) if percent == 0 else sampling.percent_to_sigma(percent / 100)
-        for percent in percents.tolist()
-    ]
-    return tabled_schedule([*levels, float(sampling.sigma_min)], steps, denoise)

@@ -11,7 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from comfy.sampling import noise_levels, schedule_curves, schedule_tables, schedules, sigma_edits
+from comfy.sampling import (
+    gits,
+    noise_levels,
+    schedule_curves,
+    schedule_tables,
+    schedules,
+    sigma_edits,
+)
 
 NEAR = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -89,9 +96,7 @@ def test_tables(recorded: dict[str, Tensor]) -> None:
 
 def test_gits_rows(recorded: dict[str, Tensor]) -> None:
     for key, _, numbers, expected in calls(recorded, "GITSScheduler"):
-        made = schedule_tables.gits_schedule(
-            numbers["coeff"], int(numbers["steps"]), numbers["denoise"]
-        )
+        made = gits.gits_schedule(numbers["coeff"], int(numbers["steps"]), numbers["denoise"])
         # The published rows have six digits.
         torch.testing.assert_close(made, expected, rtol=5e-5, atol=1e-6, msg=key)
 
@@ -99,9 +104,27 @@ def test_gits_rows(recorded: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("coefficient", [0.8, 0.85, 1.0, 1.3, 1.5])
 @pytest.mark.parametrize("steps", [2, 3, 9, 15, 20, 50])
 def test_gits_rows_in_between_descend(coefficient: float, steps: int) -> None:
-    made = schedule_tables.gits_schedule(coefficient, steps)
+    made = gits.gits_schedule(coefficient, steps)
     assert len(made) == steps + 1
-    assert (made[1:] <= made[:-1]).all()
+    assert (made[1:] < made[:-1]).all()
+
+
+def test_the_programme_of_gits_comes_near_the_published_rows() -> None:
+    apart = [
+        abs(found - published)
+        for coefficient, rows in gits.PERCENTS.items()
+        for steps, percents in rows.items()
+        for found, published in zip(gits.best_way(coefficient, steps), percents, strict=True)
+    ]
+    assert max(apart) <= 18
+    assert sum(apart) / len(apart) < 1.5
+
+
+def test_larger_coefficients_of_gits_spend_more_steps_at_low_noise() -> None:
+    coefficients = [0.8 + 0.05 * number for number in range(15)]
+    for steps in (3, 6, 14):
+        means = [sum(gits.row(coefficient, steps)) for coefficient in coefficients]
+        assert means == sorted(means), steps
 
 
 def test_schedules_of_a_model(recorded: dict[str, Tensor], sampling: Callable[[str], Any]) -> None:
