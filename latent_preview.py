@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 PREVIEW_FORMAT = "JPEG"
 PREVIEW_INTERVAL_S = 0.1
 """Shortest time between two previews of a run; the last step is always shown."""
+PREVIEW_SHARE = 0.02
+"""Largest share of a run's time that previews take: after a slow one (a decoder on the CPU) the
+next waits longer."""
 
 STRIP_FRAMES = 4
 """Frames of a video that its preview shows."""
@@ -207,8 +210,9 @@ def prepare_callback(
         nonlocal next_preview_s
         preview, now_s = None, time.monotonic()
         if previewer is not None and (now_s >= next_preview_s or step + 1 >= total_steps):
-            next_preview_s = now_s + PREVIEW_INTERVAL_S
             preview = preview_of(previewer, x0)
+            spent_s = time.monotonic() - now_s
+            next_preview_s = now_s + max(PREVIEW_INTERVAL_S, spent_s / PREVIEW_SHARE)
         bar.update_absolute(step + 1, total_steps, preview)
 
     return callback

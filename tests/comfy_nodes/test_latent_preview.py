@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,24 @@ def test_the_callback_moves_the_bar_and_hands_over_the_picture(
     kind, picture, size = seen[0][2]
     assert (kind, picture.size, size) == ("JPEG", (6, 8), args.preview_size)
     assert kept["x0"] is latent
+
+
+@pytest.mark.parametrize(("cost_s", "step_s", "shown"), [(0.001, 0.05, 51), (0.5, 1.0, 5)])
+def test_previews_are_rare_enough_to_cost_next_to_nothing(
+    monkeypatch: pytest.MonkeyPatch, cost_s: float, step_s: float, shown: int
+) -> None:
+    clock, previews = [0.0], []
+
+    def slow(previewer: Any, x0: Tensor) -> None:
+        previews.append(clock[0])
+        clock[0] += cost_s
+
+    monkeypatch.setattr(latent_preview, "preview_of", slow)
+    monkeypatch.setattr(latent_preview, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    callback = latent_preview.prepare_callback(Patcher(), 101)
+    for step in range(101):
+        clock[0] += step_s
+        callback(step, torch.zeros(1, 4, 2, 2), torch.zeros(1, 4, 2, 2), 101)
+    assert len(previews) == shown  # the first, the last, and those between
+    between = len(previews) - 2
+    assert between * cost_s <= 0.021 * clock[0]
