@@ -48,6 +48,7 @@ def save_checkpoint(
         None if clip_vision is None else clip_vision.get_sd(),
     )
     header = {**network_hints(model), **text_hints(clip), **autoencoder_hints(vae)}
+    header.update(model.model.model_config.header())
     header.update(metadata or {})
     save_torch_file({**tensors, **(extra_keys or {})}, output_path, metadata=header)
 

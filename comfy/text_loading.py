@@ -27,7 +27,7 @@ from comfy.loading import (
     state_dict_in_words,
     vocabulary_beside,
 )
-from comfy.text_encoders import hunyuan_video, mistral, qwen, tekken, umt5
+from comfy.text_encoders import hunyuan_video, mistral, qwen, t5_alone, tekken, umt5
 from comfy.text_encoders.chroma import ChromaTokenizer, chroma_clip
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip
@@ -109,6 +109,8 @@ SPECIAL_TARGETS: dict[tuple[str, CLIPType], ClipTarget] = {
 # The encoders that Stable Diffusion 3 uses, in any number, in the order of the arguments.
 SD3_PARTS = ("clip_l", "clip_g", "t5xxl")
 FLUX_PARTS = {"clip_l", "t5xxl"}
+# What a type wants of a T5 XXL that is its only encoder.
+T5_ARRANGEMENTS = {CLIPType.LTXV: t5_alone.LTXV, CLIPType.PIXART: t5_alone.PIXART}
 HUNYUAN_VIDEO_PARTS = {"clip_l", "llama"}
 # Two files are the two encoders of SDXL for every type without an arrangement of its own.
 PAIR_TARGET = ClipTarget(SDXLTokenizer, SDXLClipModel)
@@ -221,6 +223,10 @@ def _target(
         return ClipTarget(FluxTokenizer, flux_clip(kept))
     if names == ["t5xxl"] and clip_type is CLIPType.CHROMA:
         return ClipTarget(ChromaTokenizer, chroma_clip(kept))
+    if names == ["t5xxl"] and clip_type in T5_ARRANGEMENTS:
+        alone = T5_ARRANGEMENTS[clip_type]
+        tokenizer = t5_alone.t5_alone_tokenizer(alone)
+        return ClipTarget(tokenizer, t5_alone.t5_alone_clip(alone, kept))
     if names == [umt5.NAME]:
         return ClipTarget(umt5.WanT5Tokenizer, umt5.wan_clip(kept))
     if names == [qwen.QWEN25_7B]:
@@ -242,7 +248,7 @@ def _target(
     raise ValueError(
         f"text encoders {', '.join(names)} for type {clip_type.name.lower()} cannot be loaded; "
         "known: one of clip_l, clip_h, clip_g; clip_l with clip_g for SDXL; clip_l with t5xxl for "
-        "type flux; t5xxl for type chroma; clip_l, clip_g and t5xxl, or some of them, for type "
+        "type flux; t5xxl for types chroma, ltxv, pixart; clip_l, clip_g, t5xxl or some for type "
         "sd3; umt5xxl for type wan; qwen25_7b for type qwen_image; qwen3_4b for Z-Image; "
         "mistral3_24b for type flux2; clip_l with llama for type hunyuan_video"
     )

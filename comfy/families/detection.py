@@ -82,6 +82,7 @@ def model_config_from_unet(
     if family is None:
         return ModelFamily(config) if use_base_if_no_match else None
     apply_hints(family, read_hints(metadata, "unet_config"))
+    family.read_header(metadata)
     return family
 
 

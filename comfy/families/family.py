@@ -46,7 +46,7 @@ class ClipTarget:
         clip: Class of the text encoder; its instance becomes `CLIP.cond_stage_model`.
     """
 
-    def __init__(self, tokenizer: type, clip: Callable[..., torch.nn.Module]) -> None:
+    def __init__(self, tokenizer: Callable[..., Any], clip: Callable[..., torch.nn.Module]) -> None:
         self.clip = clip
         self.tokenizer = tokenizer
         self.params: dict[str, Any] = {}
@@ -100,6 +100,13 @@ class ModelFamily:
     def title(cls) -> str:
         """Name a person reads in messages: the first line of the class's docstring."""
         return (cls.__doc__ or cls.__name__).strip().splitlines()[0].rstrip(".")
+
+    def read_header(self, metadata: Mapping[str, str] | None) -> None:
+        """Takes what only a file's header tells about the network; most families need nothing."""
+
+    def header(self) -> dict[str, str]:
+        """What `read_header` needs of a saved file."""
+        return {}
 
     @classmethod
     def matches(

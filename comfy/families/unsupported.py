@@ -30,7 +30,6 @@ NETWORKS: Marks = (
     (("t5_yproj.weight",), "Mochi"),
     ((ADALN, "audio_adaln_single.linear.weight"), "LTX-2, video with sound"),
     ((ADALN, "pos_embed.proj.bias"), "PixArt, in the names of diffusers"),
-    ((ADALN,), "LTX video"),
     (("genre_embedder.weight",), "ACE-Step"),
     (("t_block.1.weight", "ar_embedder.mlp.0.weight"), "PixArt alpha"),
     (("t_block.1.weight",), "PixArt sigma"),

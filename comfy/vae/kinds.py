@@ -19,7 +19,7 @@ from comfy.ldm.hunyuan3d.vae import MOST_BYTES, GeoSizes, ShapeVAE
 from comfy.ldm.taesd.model import TAESD
 from comfy.ldm.wan.vae import WanVAE
 from comfy.vae.spec import AutoencoderSpec
-from comfy.vae.video_kinds import detect_hunyuan_video
+from comfy.vae.video_kinds import detect_hunyuan_video, detect_ltxv
 from comfy.weights.header_hints import read_hints
 from comfy.weights.state_dict import count_parts
 
@@ -305,6 +305,7 @@ AUTOENCODERS: dict[str, Detector] = {
     "wan": detect_wan,
     "shape": detect_shape,
     "hunyuan_video": detect_hunyuan_video,
+    "ltxv": detect_ltxv,
 }
 
 

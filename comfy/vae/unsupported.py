@@ -20,7 +20,6 @@ AUTOENCODERS: Marks = (
     (("blocks.2.blocks.3.stack.5.weight",), "Mochi, decoder alone"),
     (("layers.4.layers.1.attn_block.attn.qkv.weight",), "Mochi, encoder alone"),
     (("decoder.blocks.2.blocks.3.stack.5.weight",), "Mochi"),
-    (("decoder.up_blocks.0.res_blocks.0.conv1.conv.weight",), "LTX video"),
     (("decoder.conv_in.conv.weight",), "HunyuanVideo 1.5"),
     (("decoder.unpatcher3d.wavelets",), "Cosmos 1"),
     (("vocoder.backbone.channel_layers.0.0.bias",), "ACE-Step"),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from comfy.ldm.autoencoder.layers import AutoencoderConfig
 from comfy.ldm.hunyuan_video.vae import HALVINGS_OF_TIME, HunyuanVideoVAE
+from comfy.ldm.lightricks.vae import PATCH, BlockSizes, LTXVConfig, LTXVideoVAE
 from comfy.vae.spec import AutoencoderSpec
 from comfy.weights.header_hints import read_hints
 from comfy.weights.state_dict import count_parts
@@ -63,3 +64,79 @@ def video_memory(
     """Bytes for a video ``[B, C, T, H, W]`` of pixels or of cells, all frames at once."""
     pixels = shape[0] * shape[2] * time * shape[3] * shape[4] * cell**2
     return float(pixels * width * COPIES * dtype.itemsize)
+
+
+LTXV_MARK = "decoder.up_blocks.0.res_blocks.0.conv1.conv.weight"
+LTXV_FRAMES, LTXV_PIXELS = 8, 32  # of a cell
+# How many cells go into one, for a factor of channels: along height and width, time, or all.
+STRIDES = {4: (1, 2, 2), 2: (2, 1, 1), 8: (2, 2, 2)}
+
+
+def detect_ltxv(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
+    """The autoencoder of LTX video, in all versions; its blocks are told by their keys."""
+    del metadata
+    if LTXV_MARK not in weights or "encoder.conv_out.conv.weight" not in weights:
+        return None
+    z_channels = weights["decoder.conv_in.conv.weight"].shape[1]
+    config = LTXVConfig(
+        _ltxv_blocks(weights, "encoder.down_blocks.", packs=True),
+        _ltxv_blocks(weights, "decoder.up_blocks.", packs=False),
+        z_channels,
+        "decoder.last_scale_shift_table" in weights,
+    )
+    space, time = LTXV_PIXELS, LTXV_FRAMES
+    width = max(1, config.decoder[-1].width // PATCH**2)
+    memory = functools.partial(video_memory, width=width)
+    return AutoencoderSpec(
+        name="LTX video",
+        build=functools.partial(LTXVideoVAE, config),
+        memory_encode=functools.partial(memory, cell=1, time=1),
+        memory_decode=functools.partial(memory, cell=space, time=time),
+        latent_channels=z_channels,
+        latent_dim=3,
+        downscale_ratio=(lambda frames: max(0, (frames + time - 1) // time), space, space),
+        upscale_ratio=(lambda frames: max(0, frames * time - (time - 1)), space, space),
+        downscale_index_formula=(time, space, space),
+        upscale_index_formula=(time, space, space),
+        working_dtypes=(torch.bfloat16, torch.float32),
+    )
+
+
+def _ltxv_blocks(weights: StateDict, root: str, packs: bool) -> tuple[BlockSizes, ...]:
+    """The blocks of one half; `packs` says whether they make channels of cells."""
+    roots = [f"{root}{number}." for number in range(count_parts(weights, root))]
+    widths = [_ltxv_width(weights, one) for one in roots]
+    return tuple(
+        _ltxv_block(weights, one, width, widths[n + 1 : n + 2], packs)
+        for n, (one, width) in enumerate(zip(roots, widths))
+    )
+
+
+def _ltxv_width(weights: StateDict, root: str) -> int:
+    """Channels that a block takes."""
+    names = ("res_blocks.0.conv1.conv", "conv1.conv", "conv.conv", "conv")
+    return next(
+        weights[f"{root}{n}.weight"].shape[1] for n in names if f"{root}{n}.weight" in weights
+    )
+
+
+def _ltxv_block(
+    weights: StateDict, root: str, width: int, following: list[int], packs: bool
+) -> BlockSizes:
+    if f"{root}res_blocks.0.conv1.conv.weight" in weights:
+        return BlockSizes(
+            "res", width, width, count_parts(weights, f"{root}res_blocks."),
+            has_time=f"{root}res_blocks.0.scale_shift_table" in weights,
+            has_noise=f"{root}res_blocks.0.per_channel_scale1" in weights,
+        )  # fmt: skip
+    if f"{root}conv1.conv.weight" in weights:
+        return BlockSizes("widen", width, weights[f"{root}conv1.conv.weight"].shape[0])
+    if f"{root}conv.weight" in weights:
+        return BlockSizes("stride", width, width, strides=(2, 2, 2))
+    made = weights[f"{root}conv.conv.weight"].shape[0]
+    if packs:
+        out = following[0]
+        return BlockSizes("pack", width, out, strides=STRIDES[out // made])
+    out = following[0]
+    strides = STRIDES[made // out]
+    return BlockSizes("unpack", width, out, strides=strides, reduction=width // out)

@@ -18,6 +18,7 @@ from comfy.families import (
     flux2,
     hunyuan3d,
     hunyuan_video,
+    ltxv,
     qwen_image,
     sd3,
     sd15,
@@ -73,6 +74,12 @@ FLUX = {
 CHROMA = {**{k: v for k, v in FLUX.items() if k != "guidance_embed"}, "in_channels": 64}
 CHROMA |= {"out_channels": 64, "out_dim": 32, "hidden_dim": 16, "n_layers": 1}
 FLUX2 = {**FLUX, "in_channels": 128, "out_channels": 128, "patch_size": 1}
+LTXV = {
+    "cross_attention_dim": 32,
+    "attention_head_dim": 1,
+    "caption_channels": 16,
+    "num_layers": 1,
+}
 HUNYUAN_VIDEO = {
     "vec_in_dim": 12,
     "context_in_dim": 16,
@@ -120,7 +127,14 @@ Z_IMAGE = {
     "axes_dims": [8, 12, 12],
     "z_image_modulation": True,
 }
-OWN_LAYOUT = {"num_blocks", "context_in_dim", "text_dim", "joint_attention_dim", "cap_feat_dim"}
+OWN_LAYOUT = {
+    "caption_channels",
+    "num_blocks",
+    "context_in_dim",
+    "text_dim",
+    "joint_attention_dim",
+    "cap_feat_dim",
+}
 WAN_VACE = {**WAN, "model_type": "vace", "vace_layers": 1, "vace_in_dim": 96}
 
 
@@ -157,6 +171,7 @@ CASES = {
     "flux": (flux.Flux, FLUX),
     "flux_guidance_ref": (flux.Flux, FLUX),
     "flux2": (flux2.Flux2, FLUX2),
+    "ltxv": (ltxv.LTXV, LTXV),
     "hunyuan_video": (hunyuan_video.HunyuanVideo, HUNYUAN_VIDEO),
     "hunyuan_video_i2v": (hunyuan_video.HunyuanVideoI2V, HUNYUAN_VIDEO),
     "skyreels": (hunyuan_video.HunyuanVideoSkyreelsI2V, HUNYUAN_VIDEO),

@@ -13,6 +13,7 @@ from comfy.ldm.chroma.model import Chroma
 from comfy.ldm.flux.model import Flux
 from comfy.ldm.hunyuan3d.model import Hunyuan3Dv2
 from comfy.ldm.hunyuan_video.model import HunyuanVideo
+from comfy.ldm.lightricks.model import LTXVModel
 from comfy.ldm.lumina.model import NextDiT
 from comfy.ldm.mmdit.model import OpenAISignatureMMDITWrapper
 from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
@@ -22,6 +23,7 @@ from tests.support.golden_nets import read_golden_net
 NETWORKS: dict[str, Any] = {
     "flux": Flux,
     "chroma": Chroma,
+    "ltxv": LTXVModel,
     "hunyuan_video": HunyuanVideo,
     "flux2": Flux,
     "hunyuan3d2": Hunyuan3Dv2,

@@ -1,0 +1,163 @@
+"""LTX video: text and picture to video, conditioned on T5-XXL."""
+# ruff: noqa: RUF012 - class attributes are the facts of a family
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comfy import conds, latent_formats
+from comfy.families.base import BaseModel
+from comfy.families.dit_layout import Shapes
+from comfy.families.family import BrokenModelError, ClipTarget, ModelFamily, StateDict
+from comfy.families.model_type import ModelType
+from comfy.families.text_sizes import t5_dtype
+from comfy.ldm.lightricks.model import USUAL_FRAME_RATE, LTXVModel
+from comfy.text_encoders import t5_alone
+
+logger = logging.getLogger(__name__)
+
+MARK = "adaln_single.emb.timestep_embedder.linear_1.bias"
+# Keys of relatives that have the mark too and are other networks.
+RELATIVES = ("audio_adaln_single.linear.weight", "pos_embed.proj.bias")
+HEADS = 32  # of every published network
+USUAL_WIDTH = 2048
+USUAL_SIZES = {"in_channels": 128, "caption_channels": 4096}
+
+
+def read_ltxv_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict[str, Any] | None:
+    """Configuration of the LTX video network whose keys start with `prefix`, or None.
+
+    Raises:
+        BrokenModelError: The layout fits, but a weight that decides a size is missing or
+            impossible.
+    """
+    if prefix + MARK not in state_dict or any(prefix + key in state_dict for key in RELATIVES):
+        return None
+    shapes = Shapes(state_dict, prefix, "LTX video")
+    width, text_width = shapes["transformer_blocks.0.attn2.to_k.weight"]
+    if width % HEADS:
+        raise BrokenModelError(
+            f"{prefix}transformer_blocks.0.attn2.to_k.weight makes {width} channels, which "
+            f"{HEADS} heads do not divide"
+        )
+    sizes = {
+        "in_channels": shapes["patchify_proj.weight"][1],
+        "caption_channels": shapes["caption_projection.linear_1.weight"][1],
+    }
+    return {
+        "image_model": "ltxv",
+        "num_layers": shapes.count("transformer_blocks."),
+        "attention_head_dim": width // HEADS,
+        "cross_attention_dim": text_width,
+        **{name: size for name, size in sizes.items() if size != USUAL_SIZES[name]},
+    }
+
+
+class LTXVideoModel(BaseModel):
+    """Text, the rate of frames, given frames at time 0, guides at places of their own."""
+
+    def __init__(
+        self,
+        model_config: ModelFamily,
+        model_type: ModelType | None = ModelType.FLUX,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(model_config, model_type, device=device, unet_model=LTXVModel)
+
+    def conditioning_widths(self) -> dict[str, int]:
+        """Width of the text tokens."""
+        usual = USUAL_SIZES["caption_channels"]
+        return {"c_crossattn": self.model_config.unet_config.get("caption_channels", usual)}
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        """Text and its mask, the rate, what is to be made, places of guides."""
+        made = super().extra_conds(**kwargs)
+        regular = {
+            "c_crossattn": kwargs.get("cross_attn"),
+            "attention_mask": kwargs.get("attention_mask"),
+            "denoise_mask": kwargs.get("concat_mask", kwargs.get("denoise_mask")),
+            "keyframe_idxs": kwargs.get("keyframe_idxs"),
+        }
+        made.update({k: conds.CONDRegular(v) for k, v in regular.items() if v is not None})
+        made["frame_rate"] = conds.CONDConstant(kwargs.get("frame_rate", USUAL_FRAME_RATE))
+        return made
+
+    def process_timestep(self, timestep: Tensor, **kwargs: Any) -> Tensor:
+        """Time [B, N, 1] of each cell: 0 where it is given."""
+        mask = kwargs.get("denoise_mask")
+        if mask is None:
+            return timestep
+        times = mask[:, :1] * timestep.reshape(-1, *[1] * (mask.ndim - 1))
+        return times.flatten(2).transpose(1, 2)
+
+    def scale_latent_inpaint(
+        self, sigma: Tensor, noise: Tensor, latent_image: Tensor, **kwargs: Any
+    ) -> Tensor:
+        """Given cells are never noised."""
+        del sigma, noise, kwargs
+        return latent_image
+
+
+class LTXV(ModelFamily):
+    """LTX video."""
+
+    unet_config: dict[str, Any] = {"image_model": "ltxv"}
+    read_config = staticmethod(read_ltxv_config)
+    sampling_settings = {"shift": 2.37}
+    latent_format: Any = latent_formats.LTXV
+    memory_usage_factor = 5.5
+    supported_inference_dtypes = [torch.bfloat16, torch.float32]
+    vae_key_prefix = ["vae."]
+    text_encoder_key_prefix = ["text_encoders."]
+
+    def __init__(self, unet_config: dict[str, Any]) -> None:
+        super().__init__(unet_config)
+        width = self.unet_config.get("cross_attention_dim", USUAL_WIDTH)
+        self.memory_usage_factor = self.memory_usage_factor * width / USUAL_WIDTH
+
+    def read_header(self, metadata: Mapping[str, str] | None) -> None:
+        """Takes what only the header of a file tells: how the first frame counts in places."""
+        try:
+            told = json.loads((metadata or {}).get("config", "{}"))
+            told = told.get("transformer") or {}
+            causal = told.get("causal_temporal_positioning")
+        except (ValueError, AttributeError):
+            logger.warning("ignored header entry config: it does not describe a network")
+            return
+        if isinstance(causal, bool):
+            self.unet_config["causal_temporal_positioning"] = causal
+
+    def header(self) -> dict[str, str]:
+        """How the first frame counts, where a header told it."""
+        causal = self.unet_config.get("causal_temporal_positioning")
+        if causal is None:
+            return {}
+        return {"config": json.dumps({"transformer": {"causal_temporal_positioning": causal}})}
+
+    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
+        """Flow with the shift of the large models."""
+        del state_dict, prefix
+        return ModelType.FLUX
+
+    def inpaint_model(self) -> bool:
+        """Never."""
+        return False
+
+    def get_model(
+        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
+    ) -> BaseModel:
+        """The LTX video base model."""
+        return self._build(LTXVideoModel, state_dict, prefix, device)
+
+    def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
+        """T5-XXL."""
+        return ClipTarget(
+            t5_alone.t5_alone_tokenizer(t5_alone.LTXV),
+            t5_alone.t5_alone_clip(t5_alone.LTXV, t5_dtype(state_dict)),
+        )
