@@ -102,7 +102,7 @@ def load_hypernetwork_patch(path: str, strength: float) -> Hypernetwork:
         )
     stacks: dict[int, tuple[nn.Module, nn.Module]] = {}
     for width, pair in content.items():
-        if str(width).isdigit() and isinstance(pair, (list, tuple)) and len(pair) == 2:
+        if width.isdigit() and isinstance(pair, (list, tuple)) and len(pair) == 2:
             try:
                 stacks[int(width)] = (
                     stack_of_layers(pair[0], content),
@@ -113,7 +113,7 @@ def load_hypernetwork_patch(path: str, strength: float) -> Hypernetwork:
                     path, f"the layers for width {width} do not fit together ({error})"
                 ) from error
     if not stacks:
-        found = contents_in_words(sorted(map(str, content)))
+        found = contents_in_words(sorted(content))
         raise WeightFileError(
             path, f"no hypernetwork: it holds {found}", "choose a file of models/hypernetworks"
         )

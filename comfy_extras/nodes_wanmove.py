@@ -16,6 +16,7 @@ from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
 from comfy_extras.wan.moves import WanMoveTrackToVideo, WanMoveVisualizeTracks
 from comfy_extras.wan.track_text import EXAMPLE, Track, read_json, read_track
+from comfy_nodes.picture_basics import masks_of
 
 CATEGORY = "conditioning/video_models"
 Tracks = dict[str, Any]
@@ -34,7 +35,7 @@ def visibility(mask: Tensor | None, frames: int, tracks: int) -> Tensor:
     """Where tracks are seen [frames, tracks]: in frames whose mask has any place, or in all."""
     if mask is None:
         return torch.ones(frames, tracks, dtype=torch.bool)
-    seen = (mask > 0).flatten(1).any(dim=1)[:frames]
+    seen = (masks_of(mask) > 0).flatten(1).any(dim=1)[:frames]
     if seen.shape[0] < frames:
         seen = torch.cat([seen, seen[-1:].expand(frames - seen.shape[0])])
     return seen[:, None].expand(frames, tracks).clone()
@@ -112,7 +113,9 @@ class WanMoveConcatTrack(io.ComfyNode):
             return io.NodeOutput(tracks_1)
         first, second = tracks_1["track_path"].shape[0], tracks_2["track_path"].shape[0]
         if first != second:
-            raise ValueError(f"tracks of {first} and of {second} frames; expected the same number")
+            raise ValueError(
+                f"tracks_2: expected tracks of as many frames as tracks_1 ({first}), found {second}"
+            )
         names = ("track_path", "track_visibility")
         return io.NodeOutput(
             {name: torch.cat([tracks_1[name], tracks_2[name]], dim=1) for name in names}

@@ -35,10 +35,7 @@ class VAEDecode:
 
     def decode(self, vae: Any, samples: Latent) -> tuple[Tensor]:
         """Pictures [B, H, W, C]; the frames of a video become items of the batch."""
-        latent = samples["samples"]
-        if getattr(latent, "is_nested", False):
-            latent = latent.unbind()[0]
-        return (frames_as_batch(vae.decode(latent)),)
+        return (frames_as_batch(vae.decode(pictures_of(samples))),)
 
 
 class VAEDecodeTiled:
@@ -77,7 +74,7 @@ class VAEDecodeTiled:
             time_overlap = max(1, min(time_tile // 2, temporal_overlap // ratio))
         space = vae.spacial_compression_decode()
         images = vae.decode_tiled(
-            samples["samples"],
+            pictures_of(samples),
             tile_x=tile_size // space,
             tile_y=tile_size // space,
             overlap=overlap // space,
@@ -230,6 +227,13 @@ def tile_inputs(step: int) -> dict[str, Any]:
         "temporal_size": frames(64, 8, "frames per tile."),
         "temporal_overlap": frames(8, 4, "frames that neighbouring tiles share."),
     }
+
+
+def pictures_of(samples: Latent) -> Tensor:
+    """The latent of pictures or a video; the first of several together, such as video and sound."""
+    latent: Any = samples["samples"]
+    first: Tensor = latent.unbind()[0] if getattr(latent, "is_nested", False) else latent
+    return first
 
 
 def frames_as_batch(images: Tensor) -> Tensor:

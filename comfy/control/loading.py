@@ -25,8 +25,8 @@ from comfy.ldm.unet import controlnet
 from comfy.ops import pick_operations
 from comfy.weights.contents import contents_in_words
 from comfy.weights.diffusers_mmdit import convert_diffusers_mmdit
-from comfy.weights.errors import UnknownWeightFormatError
-from comfy.weights.fill import fill
+from comfy.weights.errors import UnknownWeightFormatError, WeightFileError
+from comfy.weights.fill import IncompleteWeightsError, fill
 from comfy.weights.layout import arrange_convolutions
 from comfy.weights.state_dict import (
     calculate_parameters,
@@ -60,7 +60,10 @@ def load_controlnet(
     options = dict(model_options or {})
     stem = os.path.splitext(os.path.basename(ckpt_path))[0]
     options.setdefault("global_average_pooling", stem.endswith(POOLING_ENDINGS))
-    control = load_controlnet_state_dict(weights, model, options, metadata)
+    try:
+        control = load_controlnet_state_dict(weights, model, options, metadata)
+    except IncompleteWeightsError as error:
+        raise WeightFileError(ckpt_path, str(error), "choose a whole control network") from error
     if control is None:
         raise UnknownWeightFormatError(
             ckpt_path,

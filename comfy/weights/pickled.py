@@ -96,13 +96,11 @@ def _refusal(path: str | os.PathLike[str], reason: str) -> Exception:
 
 
 def _unwrap(path: str | os.PathLike[str], content: Any) -> dict[str, Any]:
-    """The state dict inside what a training script saved around it."""
+    """The state dict inside what a training script saved around it; numbers as keys become text."""
     if not isinstance(content, Mapping):
         raise UnknownWeightFormatError(path, f"holds a {type(content).__name__}, not a state dict")
-    if isinstance(content.get("state_dict"), Mapping):
-        return dict(content["state_dict"])
-    if len(content) == 1:
+    inner = content.get("state_dict")
+    if not isinstance(inner, Mapping) and len(content) == 1:
         (inner,) = content.values()
-        if isinstance(inner, Mapping):
-            return dict(inner)
-    return dict(content)
+    found = inner if isinstance(inner, Mapping) else content
+    return {str(key): value for key, value in found.items()}

@@ -20,6 +20,7 @@ from comfy_extras.video_frames import (
     with_values,
 )
 from comfy_extras.wan.common import CELL, CHANNELS, TIME, image_input, video_inputs, vision_input
+from comfy_nodes.picture_basics import masks_of
 
 FACE_SIDE = 512  # of the pictures of faces in pixels
 
@@ -97,8 +98,7 @@ def fill_mask(character: Tensor | None, part: Part, rows: int, columns: int) -> 
     if part.begun:
         mask[: cells_of(part.begun, TIME) * TIME] = 0.0
     if character is not None:
-        if character.ndim == 2:
-            character = character[None]
+        character = masks_of(character)
         one = character.shape[0] == 1
         shown = character.expand(part.length, -1, -1) if one else part.of(character)
         kept = begun_frames(part)

@@ -26,6 +26,7 @@ from comfy_extras.video_frames import (
     frames_at,
     padded_frames,
 )
+from comfy_nodes.picture_basics import masks_of
 
 CHANNELS, CELL, TIME = 16, 8, 4
 
@@ -54,7 +55,7 @@ def whole_mask(masks: Tensor | None, width: int, height: int, length: int) -> Te
     """Masks at the video's size [length, H, W, 1]; 1 where none was given."""
     whole = torch.ones(length, height, width, 1)
     if masks is not None:
-        given = masks[:, None] if masks.ndim == 3 else masks
+        given = masks_of(masks)[:, None]
         sized = resize.common_upscale(given[:length], width, height, "bilinear", "center")
         whole[: sized.shape[0]] = sized.movedim(1, -1)[..., :1]
     return whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import node_helpers
+from comfy.nested_tensor import NestedTensor
 from comfy_extras import nodes_latent, nodes_mask
 from comfy_extras.frame_compression import compressed
 from comfy_extras.images.batching import BatchImagesNode
@@ -33,6 +35,7 @@ from comfy_extras.nodes_post_processing import (
 from comfy_nodes.image import ImageBatch, ImageScaleBy
 from comfy_nodes.latent import LatentUpscaleBy
 from comfy_nodes.latent_joining import LatentBlend
+from comfy_nodes.vae import VAEDecode, VAEDecodeTiled
 
 GREY = torch.linspace(0, 1, 16 * 24).reshape(1, 16, 24, 1)
 COLOURED = GREY.repeat(1, 1, 1, 3)
@@ -217,3 +220,27 @@ def test_tone_mapping_never_gives_nan(shape: tuple[int, ...], multiplier: float)
 def test_what_has_no_such_direction_is_not_cut(shape: tuple[int, ...], dim: str) -> None:
     given = latent(*shape)
     assert nodes_latent.LatentCutToBatch.execute(given, dim, 1)[0]["samples"].shape == shape
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [VAEDecode().decode, functools.partial(VAEDecodeTiled().decode, tile_size=64)],
+)
+def test_the_pictures_of_a_video_with_sound_are_decoded(decode: Callable[..., Any]) -> None:
+    class Seen:
+        """An autoencoder that gives back what it is given."""
+
+        def decode(self, latent: Tensor, **_: Any) -> Tensor:
+            return latent
+
+        decode_tiled = decode
+
+        def temporal_compression_decode(self) -> None:
+            return None
+
+        def spacial_compression_decode(self) -> int:
+            return 8
+
+    video, sound = torch.rand(1, 2, 4, 4), torch.rand(1, 8, 5)
+    samples = {"samples": NestedTensor([video, sound])}
+    assert torch.equal(decode(Seen(), samples)[0], video)

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_extras import nodes_wanmove
 from comfy_extras.nodes_wanmove import GenerateTracks, WanMoveConcatTrack, WanMoveTracksFromCoords
+from comfy_extras.wan import vace
 
 
 def line(**changes: Any) -> Any:
@@ -69,7 +71,7 @@ def test_written_coordinates_become_tracks() -> None:
     assert joined["track_path"].shape == (1, 2, 2)
     assert joined["track_visibility"].shape == (1, 2)
     assert WanMoveConcatTrack.execute(single)[0] is single
-    with pytest.raises(ValueError, match="2 and of 1 frames"):
+    with pytest.raises(ValueError, match=r"tracks_2: expected .* as tracks_1 \(2\), found 1"):
         WanMoveConcatTrack.execute(made[0], single)
 
 
@@ -85,3 +87,13 @@ def test_what_holds_no_tracks_is_refused(text: str) -> None:
 def test_text_that_holds_no_tracks_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="track_coords"):
         WanMoveTracksFromCoords.execute(text)
+
+
+@pytest.mark.parametrize("shape", [(20, 50), (1, 1, 20, 50)])
+def test_masks_of_tracks_come_with_other_axes_too(shape: tuple[int, ...]) -> None:
+    mask = torch.zeros(1, 20, 50)
+    mask[0, 3, 4] = 1
+    expected = nodes_wanmove.visibility(mask, 5, 2)
+    assert torch.equal(nodes_wanmove.visibility(mask.reshape(shape), 5, 2), expected)
+    placed = vace.whole_mask(mask, 32, 16, 9)
+    assert torch.equal(vace.whole_mask(mask.reshape(shape), 32, 16, 9), placed)
