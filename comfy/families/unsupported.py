@@ -31,8 +31,6 @@ NETWORKS: Marks = (
     ((ADALN, "audio_adaln_single.linear.weight"), "LTX-2, video with sound"),
     ((ADALN, "pos_embed.proj.bias"), "PixArt, in the names of diffusers"),
     (("genre_embedder.weight",), "ACE-Step"),
-    (("t_block.1.weight", "ar_embedder.mlp.0.weight"), "PixArt alpha"),
-    (("t_block.1.weight",), "PixArt sigma"),
     (("blocks.block0.blocks.0.block.attn.to_q.0.weight",), "Cosmos 1"),
     (("cap_embedder.1.weight", "clip_text_pooled_proj.0.weight"), "NewBie"),
     (("cap_embedder.1.weight", "cap_pad_token"), "Z-Image"),

@@ -19,6 +19,7 @@ from comfy.families import (
     hunyuan3d,
     hunyuan_video,
     ltxv,
+    pixart,
     qwen_image,
     sd3,
     sd15,
@@ -74,6 +75,7 @@ FLUX = {
 CHROMA = {**{k: v for k, v in FLUX.items() if k != "guidance_embed"}, "in_channels": 64}
 CHROMA |= {"out_channels": 64, "out_dim": 32, "hidden_dim": 16, "n_layers": 1}
 FLUX2 = {**FLUX, "in_channels": 128, "out_channels": 128, "patch_size": 1}
+PIXART = {"hidden_size": 36, "num_heads": 3, "depth": 1, "caption_channels": 16}
 LTXV = {
     "cross_attention_dim": 32,
     "attention_head_dim": 1,
@@ -172,6 +174,7 @@ CASES = {
     "flux_guidance_ref": (flux.Flux, FLUX),
     "flux2": (flux2.Flux2, FLUX2),
     "ltxv": (ltxv.LTXV, LTXV),
+    "pixart": (pixart.PixArtAlpha, PIXART),
     "hunyuan_video": (hunyuan_video.HunyuanVideo, HUNYUAN_VIDEO),
     "hunyuan_video_i2v": (hunyuan_video.HunyuanVideoI2V, HUNYUAN_VIDEO),
     "skyreels": (hunyuan_video.HunyuanVideoSkyreelsI2V, HUNYUAN_VIDEO),

@@ -101,6 +101,8 @@ NOT_IN_THE_RECORD = {
         "Qwen-Image layered",
         "Z-Image",
         "Flux2 dev",
+        "PixArt alpha 1024",
+        "PixArt sigma 1024",
         "LTXV 2B",
         "LTXV 13B",
         "HunyuanVideo T2V",
@@ -214,8 +216,6 @@ NAMES = {
     "Wan2.2 S2V 14B": "Wan 2.2 S2V, video from speech",
     "HuMo 17B": "HuMo, of the Wan family",
     "Wan2.2 Animate 14B": "Wan 2.2 Animate",
-    "PixArt alpha 1024": "PixArt alpha",
-    "PixArt sigma 1024": "PixArt sigma",
 }
 
 

@@ -16,6 +16,7 @@ from comfy.ldm.hunyuan_video.model import HunyuanVideo
 from comfy.ldm.lightricks.model import LTXVModel
 from comfy.ldm.lumina.model import NextDiT
 from comfy.ldm.mmdit.model import OpenAISignatureMMDITWrapper
+from comfy.ldm.pixart.pixartms import PixArtMS
 from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
 from comfy.ldm.wan.model import WanModel
 from tests.support.golden_nets import read_golden_net
@@ -23,6 +24,7 @@ from tests.support.golden_nets import read_golden_net
 NETWORKS: dict[str, Any] = {
     "flux": Flux,
     "chroma": Chroma,
+    "pixart_sigma": PixArtMS,
     "ltxv": LTXVModel,
     "hunyuan_video": HunyuanVideo,
     "flux2": Flux,
