@@ -345,6 +345,12 @@ class HunyuanVideo15SuperResolution(io.ComfyNode):
                 raise ValueError("start_image needs a vae to encode it; connect one")
             frames = frames_at(start_image, columns * V15_CELL, rows * V15_CELL)
             encoded = encoded_frames(vae, frames, channels)
+            if encoded.shape[-2:] != (rows, columns):
+                found = frames.shape[2] // encoded.shape[-1]
+                raise ValueError(
+                    f"vae: expected a video autoencoder of cells of {V15_CELL} pixels, found "
+                    f"one of {found}; connect that of HunyuanVideo 1.5"
+                )
             shown[:, :channels, : encoded.shape[2]] = encoded
             shown[:, channels, 0] = 1
         values = {"concat_latent_image": shown, "noise_augmentation": noise_augmentation}

@@ -30,15 +30,16 @@ def composite(
     """Pastes one batch into another and returns the changed `destination`.
 
     Args:
-        destination: [B, C, H, W]; changed in place.
-        source: [B', C, H', W'].
+        destination: [B, C, H, W], or of a video [B, C, T, H, W]; changed in place.
+        source: [B', C, H', W'], or [B', C, T, H', W'].
         x, y: Where its left upper corner lies, in units of 1 / `multiplier` cells.
         mask: Weight of the source [B'', H'', W''], resized to it; None pastes all of it.
         resize_source: Stretch the source over the whole destination first.
     """
     source = source.to(destination.device)
     if resize_source:
-        source = interpolate(source, size=destination.shape[-2:], mode="bilinear")
+        rows, columns = destination.shape[-2:]
+        source = resize.common_upscale(source, columns, rows, "bilinear", "disabled")
     source = resize.repeat_to_batch_size(source, destination.shape[0])
     rows, columns = source.shape[-2:]
     top, left = y // multiplier, x // multiplier

@@ -16,7 +16,7 @@ from comfy_extras import nodes_latent, nodes_mask
 from comfy_extras.frame_compression import compressed
 from comfy_extras.images.batching import BatchImagesNode
 from comfy_extras.images.stitching import ImageStitch
-from comfy_extras.masks.compositing import ImageCompositeMasked
+from comfy_extras.masks.compositing import ImageCompositeMasked, LatentCompositeMasked
 from comfy_extras.nodes_canny import Canny
 from comfy_extras.nodes_compositing import (
     JoinImageWithAlpha,
@@ -244,3 +244,21 @@ def test_the_pictures_of_a_video_with_sound_are_decoded(decode: Callable[..., An
     video, sound = torch.rand(1, 2, 4, 4), torch.rand(1, 8, 5)
     samples = {"samples": NestedTensor([video, sound])}
     assert torch.equal(decode(Seen(), samples)[0], video)
+
+
+@pytest.mark.parametrize("resize_source", [False, True])
+def test_a_video_is_pasted_frame_by_frame(resize_source: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    below = torch.randn(1, 4, 3, 8, 8, generator=generator)
+    above = torch.randn(1, 4, 3, 5, 6, generator=generator)
+
+    def pasted(target: Tensor, source: Tensor) -> Tensor:
+        latents = {"samples": target}, {"samples": source}
+        made = LatentCompositeMasked.execute(*latents, 16, 8, resize_source, MASK)[0]
+        return made["samples"]
+
+    whole = pasted(below, above)
+    for frame in range(3):
+        torch.testing.assert_close(
+            whole[:, :, frame], pasted(below[:, :, frame], above[:, :, frame])
+        )

@@ -230,6 +230,10 @@ def test_hunyuan_15_is_shown_pictures_and_small_videos() -> None:
         nodes_hunyuan.HunyuanVideo15SuperResolution.execute(
             COND, COND, small, 0.7, None, picture(1.0)
         )
+    with pytest.raises(ValueError, match=r"vae: expected .* cells of 16 pixels, found one of 4"):
+        nodes_hunyuan.HunyuanVideo15SuperResolution.execute(
+            COND, COND, small, 0.7, VideoVAE(32, 4, 8), picture(1.0)
+        )
     refined = nodes_hunyuan.HunyuanRefinerLatent.execute(COND, COND, small, 0.1)
     assert options(refined[1])["concat_latent_image"] is small["samples"]
     assert not refined[2]["samples"].any()
