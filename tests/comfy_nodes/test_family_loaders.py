@@ -14,15 +14,42 @@ from torch import Tensor
 import folder_paths
 import nodes
 from comfy import progress
+from comfy.ldm.flux.model import Flux
+from comfy.ldm.hunyuan3d.model import Hunyuan3Dv2
+from comfy.ldm.hunyuan_video.model import HunyuanVideo
+from comfy.ldm.lightricks.model import LTXVModel
+from comfy.ldm.pixart.pixartms import PixArtMS
 from comfy_extras import nodes_model_merging as merging
 from comfy_extras.nodes_hidream import QuadrupleCLIPLoader
 from comfy_extras.nodes_sd3 import TripleCLIPLoader
 from comfy_nodes import loaders
-from tests.comfy.families import test_qwen, test_transformers, test_wan
+from tests.comfy.families import (
+    test_flux2,
+    test_hunyuan3d,
+    test_hunyuan_video,
+    test_ltxv,
+    test_pixart,
+    test_qwen,
+    test_transformers,
+    test_wan,
+)
 from tests.support.golden_nets import read_golden_net
 
 FOLDERS = ("checkpoints", "diffusion_models", "loras", "vae", "vae_approx", "text_encoders")
-FAMILIES = ("flux", "sd3", "wan", "qwen", "z_image")
+# Name -> network and its sizes, shape of a latent, width of the text.
+SMALL: dict[str, tuple[Any, dict[str, Any], tuple[int, ...], int]] = {
+    "flux2": (Flux, test_flux2.SIZES, (1, 32, 4, 6), 3 * test_flux2.WIDTH),
+    "hunyuan_video": (
+        HunyuanVideo,
+        test_hunyuan_video.SIZES,
+        (1, 16, 3, 4, 6),
+        test_hunyuan_video.WIDTH,
+    ),
+    "ltxv": (LTXVModel, test_ltxv.SIZES, (1, 8, 3, 2, 3), test_ltxv.TEXT),
+    "pixart": (PixArtMS, test_pixart.SIZES, (1, 4, 8, 8), test_pixart.TEXT),
+    "hunyuan3d": (Hunyuan3Dv2, test_hunyuan3d.SIZES, (1, 64, 12), 64),
+}
+FAMILIES = ("flux", "sd3", "wan", "qwen", "z_image", *SMALL)
 STEPS = (3, 2, 1.0, "euler", "simple")
 
 
@@ -58,6 +85,10 @@ def models(tmp_path_factory: pytest.TempPathFactory, golden_folder: Path) -> Ite
         folder = tmp_path_factory.mktemp(name)
         file = Path(write(folder)["model"])
         file.rename(root / "diffusion_models" / f"{name}.safetensors")
+    for name, (kind, sizes, _, _) in SMALL.items():
+        weights = test_transformers.random_like(kind(**sizes), 4)
+        weights = {key: value.contiguous() for key, value in weights.items()}
+        save_file(weights, root / "diffusion_models" / f"{name}.safetensors")
     yield root
     patch.undo()
 
@@ -84,10 +115,16 @@ def answer(model: Any, family: str, golden_folder: Path) -> Tensor:
         net = read_golden_net(golden_folder / f"nets/{name}.safetensors")
         context, options["pooled_output"] = net.inputs["context"][:1], net.inputs["y"][:1]
         model.model.latent_format.latent_channels = channels = 4  # as the recorded networks have
+    elif family in SMALL:
+        context = torch.randn(1, 6, SMALL[family][3], generator=generator)
+        channels = SMALL[family][2][1]
+        model.model.latent_format.latent_channels = channels
     else:
         context, channels = torch.randn(1, 6, CONTEXT[family], generator=generator), 16
     cond = [[context, options]]
     shape = (1, channels, 1, 8, 8) if family == "wan" else (1, channels, 8, 8)
+    if family in SMALL:
+        shape = SMALL[family][2]
     latent = {"samples": torch.zeros(shape)}
     samples: Tensor = nodes.common_ksampler(model, *STEPS, cond, cond, latent)[0]["samples"]
     return samples
@@ -131,6 +168,21 @@ LORAS = {
         "lora_unet_transformer_blocks_0_attn_to_q.lora_down",
         "lycoris_transformer_blocks_0_attn_to_q.lora_down",
     ),
+    "flux2": (
+        "diffusion_model.double_blocks.0.img_attn.proj.lora_A",
+        "lora_unet_double_blocks_0_txt_attn_proj.lora_down",
+    ),
+    "hunyuan_video": (
+        "diffusion_model.double_blocks.0.img_attn.proj.lora_A",
+        "lora_unet_double_blocks_0_img_attn_proj.lora_down",
+        "transformer.double_blocks.0.img_attn_proj.lora_A",
+    ),
+    "ltxv": ("diffusion_model.transformer_blocks.0.attn1.to_q.lora_A",),
+    "pixart": (
+        "diffusion_model.blocks.0.attn.proj.lora_A",
+        "transformer.transformer_blocks.0.attn1.to_out.0.lora_A",
+    ),
+    "hunyuan3d": ("diffusion_model.double_blocks.0.img_attn.proj.lora_A",),
     "z_image": (
         "diffusion_model.layers.0.attention.to_q.lora_A",
         "transformer.layers.0.attention.to_out.0.lora_A",
@@ -139,6 +191,7 @@ LORAS = {
 }
 CASES = [(family, key) for family, keys in LORAS.items() for key in keys]
 WIDTHS = {"flux": 32, "sd3": 64, "wan": 32, "qwen": 32, "z_image": 64}
+WIDTHS |= {"flux2": 32, "hunyuan_video": 32, "ltxv": 64, "pixart": 144, "hunyuan3d": 32}
 TIMES = {"linear1": 5, "attn_qkv": 3, "attn.qkv": 3, "attention_qkv": 3}
 
 
@@ -173,7 +226,7 @@ def test_a_saved_network_is_the_same_bit_by_bit(family: str, models: Path) -> No
     path = saved_files(models)[-1]
     original = load_file(models / "diffusion_models" / f"{family}.safetensors")
     again = load_file(path)
-    root = "model.diffusion_model."
+    root = "model.model." if family == "hunyuan_video" else "model.diffusion_model."
     assert {key.removeprefix(root) for key in again} == original.keys()
     for key, value in again.items():
         assert torch.equal(value, original[key.removeprefix(root)]), key
