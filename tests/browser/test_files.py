@@ -57,6 +57,8 @@ def test_every_kind_of_result_brings_its_graph_back(editor: Editor, server: Serv
     flat = {"width": 64, "height": 64, "batch_size": 2, "color": 0xFF0000}
     animation = {"images": ["1", 0], "filename_prefix": "moving", "fps": 6.0}
     latent = {"samples": ["2", 0], "filename_prefix": "kept"}
+    clip = {"video": ["6", 0], "filename_prefix": "film", "format": "mp4", "codec": "h264"}
+    silence = {"duration": 0.2, "sample_rate": 44100, "channels": 1}
     prompt = {
         "1": {"class_type": "EmptyImage", "inputs": flat},
         "2": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64}},
@@ -66,15 +68,25 @@ def test_every_kind_of_result_brings_its_graph_back(editor: Editor, server: Serv
         },
         "4": {"class_type": "SaveAnimatedPNG", "inputs": {**animation, "compress_level": 4}},
         "5": {"class_type": "SaveLatent", "inputs": latent},
+        "6": {"class_type": "CreateVideo", "inputs": {"images": ["1", 0], "fps": 8.0}},
+        "7": {"class_type": "SaveVideo", "inputs": clip},
+        "8": {"class_type": "EmptyAudio", "inputs": silence},
+        "9": {
+            "class_type": "SaveAudio",
+            "inputs": {"audio": ["8", 0], "filename_prefix": "sound"},
+        },
     }
     prompt["2"]["inputs"]["batch_size"] = 1
     done = server.run(prompt, extra_data={"extra_pnginfo": {"workflow": workflow}})
     dropped = {"workflow.json": json.dumps(workflow).encode()}
     for outputs in done["outputs"].values():
-        for saved in [*outputs.get("images", ()), *outputs.get("latents", ())]:
+        for saved in (
+            item for kind in ("images", "latents", "audio") for item in outputs.get(kind, ())
+        ):
             content = server.get_bytes(f"/view?filename={saved['filename']}")
             dropped[saved["filename"]] = content
-    assert {name.partition(".")[2] for name in dropped} == {"json", "webp", "png", "latent"}
+    kinds = {"json", "webp", "png", "latent", "mp4", "flac"}
+    assert {name.partition(".")[2] for name in dropped} == kinds
     for name, content in dropped.items():
         editor.load(MASKED)
         editor.drop(content, name, mimetypes.guess_type(name)[0] or "")

@@ -53,6 +53,34 @@ def test_a_workflow_is_saved_found_bookmarked_renamed_and_deleted(
     panel.get_by_text("No workflows found").wait_for()
 
 
+def test_an_app_is_built_from_a_graph_saved_and_run(editor: Editor, server: ServerProcess) -> None:
+    page = editor.page
+    editor.set(SAMPLER, steps=1)
+    editor.command("Comfy.ToggleLinear")
+    page.get_by_role("button", name="Build an app").click()
+
+    def choose(node_id: int, text: str) -> None:
+        place = page.locator(f"[data-node-id='{node_id}']").get_by_text(text, exact=True).first
+        place.click(force=True)  # a pane lies over it and takes the click
+
+    choose(2, "text")
+    page.get_by_role("button", name="Next").click()
+    choose(SAVE, "images")
+    page.get_by_role("button", name="Next").click()
+    page.get_by_role("button", name="Save as").click()
+    page.get_by_role("dialog").get_by_role("textbox").fill("painter")
+    page.get_by_role("dialog").get_by_role("button", name="Save").last.click()
+    page.get_by_role("button", name="View app").last.click()
+    assert (server.base / "user/default/workflows/painter.app.json").is_file()
+    skip = page.get_by_role("button", name="Skip")
+    skip.click()
+    skip.wait_for(state="hidden")
+    page.get_by_role("button", name="Run", exact=True).last.click()
+    page.get_by_text("latentloom_0").first.wait_for()
+    (job,) = server.get("/api/jobs")["jobs"]
+    assert job["status"] == "completed"
+
+
 def test_a_template_opens_and_names_the_models_it_lacks(editor: Editor) -> None:
     page = editor.page
     page.get_by_test_id("side-toolbar").get_by_role("button", name="Templates").click()
