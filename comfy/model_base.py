@@ -2,7 +2,12 @@
 # ruff: noqa: F401
 
 from comfy.families.base import BaseModel, convert_tensor
-from comfy.families.dit_model import SD3, Chroma, Flux
+from comfy.families.dit_model import SD3, Chroma, Flux, Flux2
+from comfy.families.hunyuan3d import Hunyuan3DModel as Hunyuan3Dv2
+from comfy.families.hunyuan_video import HunyuanVideoI2VModel as HunyuanVideoI2V
+from comfy.families.hunyuan_video import HunyuanVideoModel as HunyuanVideo
+from comfy.families.hunyuan_video import SkyreelsModel as HunyuanVideoSkyreelsI2V
+from comfy.families.ltxv import LTXVideoModel as LTXV
 from comfy.families.model_type import ModelType
 from comfy.families.noise_augmentation import CLIPEmbeddingNoiseAugmentation, Timestep, unclip_adm
 from comfy.families.picture_models import (
@@ -13,6 +18,7 @@ from comfy.families.picture_models import (
     SV3D_u,
     SVD_img2vid,
 )
+from comfy.families.pixart import PixArtModel as PixArt
 from comfy.families.prediction import model_sampling
 from comfy.families.sd15_model import SD15_instructpix2pix
 from comfy.families.sdxl_model import SDXL, SDXL_instructpix2pix, SDXLRefiner, sdxl_pooled

@@ -5,6 +5,15 @@ from comfy import supported_models_base
 from comfy.families import MODEL_FAMILIES as models
 from comfy.families.chroma import Chroma
 from comfy.families.flux import Flux, FluxInpaint, FluxSchnell
+from comfy.families.flux2 import Flux2
+from comfy.families.hunyuan3d import Hunyuan3Dv2, Hunyuan3Dv2mini
+from comfy.families.hunyuan_video import (
+    HunyuanVideo,
+    HunyuanVideoI2V,
+    HunyuanVideoSkyreelsI2V,
+)
+from comfy.families.ltxv import LTXV
+from comfy.families.pixart import PixArtAlpha, PixArtSigma
 from comfy.families.sd3 import SD3
 from comfy.families.sd15 import SD15, SD15_instructpix2pix
 from comfy.families.sd20 import SD20

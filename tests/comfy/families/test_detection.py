@@ -270,3 +270,19 @@ def test_a_flux_file_with_a_hole_is_refused_or_unknown(key: str, golden_folder: 
     else:
         with pytest.raises(IncompleteWeightsError, match=r"img_mlp\.0\.weight is missing"):
             detection.detect_unet_config(state_dict, PREFIX)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Flux2 dev", "HunyuanVideo T2V", "HunyuanVideo I2V", "SkyReels I2V", "LTXV 2B", "LTXV 13B",
+     "PixArt alpha 1024", "PixArt sigma 1024", "Hunyuan3D 2", "Hunyuan3D 2 mini"],
+)  # fmt: skip
+def test_a_full_size_network_has_exactly_the_recorded_weights(
+    name: str, golden_folder: Path
+) -> None:
+    state_dict = key_shapes.network(golden_folder, name)
+    family = detection.model_config_from_unet(state_dict, "")
+    assert family is not None
+    network = family.get_model(state_dict, "", device="meta").diffusion_model
+    shapes = {key: value.shape for key, value in network.state_dict().items()}
+    assert shapes == {key: value.shape for key, value in state_dict.items()}
