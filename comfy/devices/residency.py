@@ -280,9 +280,15 @@ def _load_group(
     free_memory(missing * 1.02 + wished, device, keep_loaded=group)
     free = memory.get_free_memory(device)
     needed = max(needed, *(entry.patching_memory() for entry in group))
-    room = max(
-        free - needed,
-        min(free * memory.MIN_WEIGHT_MEMORY_RATIO, free - memory.inference_floor(device)),
+    resident = sum(_resident_on(entry, device) for entry in group)
+    whole = free + resident  # what the run needs comes first, also from weights that are there
+    room = (
+        max(
+            0,
+            whole - needed,
+            min(whole * memory.MIN_WEIGHT_MEMORY_RATIO, whole - memory.inference_floor(device)),
+        )
+        - resident
     )
     for attempt in (0, 1):
         try:
@@ -310,27 +316,32 @@ def shares(
     Args:
         group: Models needed together.
         device: Their device.
-        room: Bytes that weights may take beside those already resident.
+        room: Bytes that weights may take beside those already resident; fewer than 0 where some
+            of these have to go.
         full: Everything must be resident.
     """
-    missing = {id(e): e.model_memory_required(device) for e in group}
+    missing = sum(entry.model_memory_required(device) for entry in group)
     state = get_runtime().vram_state
-    if full or (sum(missing.values()) <= room and state != VRAMState.NO_VRAM):
+    if full or (missing <= room and state != VRAMState.NO_VRAM):
         return [(entry, 0) for entry in group]
-    if state == VRAMState.NO_VRAM:
-        room = 0
+    resident = {id(entry): _resident_on(entry, device) for entry in group}
+    left = 0.0 if state == VRAMState.NO_VRAM else room + sum(resident.values())
+    left -= max(entry.reserve_for_streaming() for entry in group)
     out = []
-    room -= max(entry.reserve_for_streaming() for entry in group)
     for entry in sorted(group, key=lambda e: e.model_memory()):
-        wanted = missing[id(entry)]
-        if wanted <= room:
+        size = entry.model_memory()
+        if size <= left:
             out.append((entry, 0))
-            room -= wanted
+            left -= size
         else:
-            share = int(max(room, 1 - entry.model_loaded_memory()))
-            out.append((entry, share or 1))
-            room = 0
+            out.append((entry, (int(max(left, 1)) - resident[id(entry)]) or 1))
+            left = 0
     return out
+
+
+def _resident_on(entry: LoadedModel, device: torch.device) -> int:
+    """Bytes of an entry's weights that are on a device."""
+    return max(0, entry.model_memory() - entry.model_memory_required(device))
 
 
 T = TypeVar("T")

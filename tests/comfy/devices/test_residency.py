@@ -13,6 +13,7 @@ import torch
 from comfy import ops
 from comfy.devices import memory, prompt_models, residency
 from comfy.devices.policies import VRAMState
+from comfy.patching.dynamic import ModelPatcherDynamic
 from comfy.patching.patcher import ModelPatcher
 from tests.support.accelerator import CPU, Network, bytes_of, simulated_accelerator
 
@@ -400,3 +401,33 @@ def test_patches_kept_for_streamed_weights_are_counted_and_made_room_for(
     (row,) = residency.memory_report()
     assert row["patch_bytes"] in (0, weight.nbytes)  # none where that layer is resident
     assert row["loaded_bytes"] + row["patch_bytes"] <= a.model_size() * 0.7
+
+
+@pytest.mark.parametrize("kind", [ModelPatcher, ModelPatcherDynamic])
+def test_a_resident_model_makes_room_for_a_larger_run_of_its_own(
+    accelerator: Any, kind: type[ModelPatcher]
+) -> None:
+    device = torch.device(f"{accelerator.NAME}:0")
+    small, large = (
+        kind(Network(width=width, operations=ops.manual_cast), device, torch.device("cpu"))
+        for width in (32, 64)
+    )
+    sizes = [patcher.model_size() for patcher in (small, large)]
+    accelerator.set_capacity(int(sum(sizes) * 1.5))
+    residency.load_models_gpu([small, large], force_full_load=True)
+    assert [small.loaded_size(), large.loaded_size()] == sizes
+    wanted = sum(sizes)  # beside the weights, of which a third therefore has to go
+    residency.load_models_gpu([small, large], memory_required=wanted)
+    assert memory.get_free_memory(device) >= wanted
+    assert small.loaded_size() == sizes[0]  # the small one stays whole
+    assert 0 < large.loaded_size() < sizes[1]
+    run_on_device(large, device)
+    residency.load_models_gpu([small, large], memory_required=0)
+    run_on_device(large, device)
+    looked_up = large.model.embed.weight.nbytes  # on demand only rows of it come
+    assert large.loaded_size() >= sizes[1] - looked_up  # what went comes back when it fits again
+
+
+def run_on_device(patcher: ModelPatcher, device: torch.device) -> None:
+    with torch.inference_mode():
+        patcher.model(torch.zeros(1, 4, 4, 4, device=device), torch.zeros(1, device=device).long())
