@@ -15,6 +15,7 @@ from comfy_extras.declarations import batch_input, pixels_input, text_input
 from comfy_extras.extension import entrypoint_of
 from comfy_extras.video_frames import appended
 from comfy_nodes.latent_basics import empty_samples
+from comfy_nodes.picture_basics import colours_of
 
 PIXELS = 1024 * 1024  # of a picture to edit
 SEEN_PIXELS = 384 * 384  # of a picture beside others, as the text encoder sees it
@@ -27,12 +28,20 @@ def at_area(image: Tensor, pixels: int, multiple: int = 1) -> Tensor:
 
     Args:
         multiple: What both sides are rounded to multiples of.
+
+    Raises:
+        ValueError: It has no pixels, or other axes.
     """
+    if image.ndim != 4 or not image.numel():
+        raise ValueError(
+            f"image: expected pictures [B, H, W, C] with pixels, found {list(image.shape)}; "
+            "connect the output of a node that makes pictures"
+        )
     scale = math.sqrt(pixels / (image.shape[1] * image.shape[2]))
     height, width = (max(round(side * scale / multiple), 1) * multiple for side in image.shape[1:3])
-    planes = image.movedim(-1, 1)
+    planes = colours_of(image).movedim(-1, 1)
     resized = resize.common_upscale(planes, width, height, "area", "disabled")
-    return resized.movedim(1, -1)[..., :3]
+    return resized.movedim(1, -1)
 
 
 class TextEncodeQwenImageEdit(io.ComfyNode):

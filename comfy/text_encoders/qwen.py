@@ -195,6 +195,14 @@ class TemplateTokenizer(SD1Tokenizer):
         """Put pictures in the places of their marks."""
         pieces = getattr(self, self.clip).tokenizer
         mark = pieces.get_vocab().get(PICTURE_MARK)
+        for one in images:
+            if len(one) > 1:
+                progress.warn(
+                    logger,
+                    "The text encoder looks at the first of %d pictures in a batch; connect each "
+                    "to an input of its own",
+                    len(one),
+                )
         left = [{"type": IMAGE, "data": one, "original_type": IMAGE} for one in reversed(images)]
         for chunk in tokens[self.clip_name]:
             for place, (token, *facts) in enumerate(chunk):

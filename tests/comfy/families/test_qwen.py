@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,24 @@ def test_pictures_without_a_place_in_the_text_are_told_of(tmp_path: Path) -> Non
         progress.set_note_hook(None)
     assert len(shown) == 1
     assert "1 of 1 pictures" in shown[0]
+
+
+def test_a_batch_of_pictures_is_told_of(tmp_path: Path) -> None:
+    clip = text_loading.load_clip([qwen_image_files(tmp_path, sees=True)["clip"]])
+    shown: list[str] = []
+    progress.set_note_hook(shown.append)
+    try:
+        edited(clip, "a cat", torch.rand(2, 64, 64, 3))
+    finally:
+        progress.set_note_hook(None)
+    assert len(shown) == 1
+    assert "first of 2 pictures" in shown[0]
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 5, 3), (64, 64, 3)])
+def test_what_is_no_picture_is_refused_with_its_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"image: .*{re.escape(str(list(shape)))}"):
+        TextEncodeQwenImageEditPlus.execute(None, "a cat", None, torch.zeros(shape))
 
 
 def test_weights_in_parentheses_are_words_and_pictures_are_refused(tmp_path: Path) -> None:
