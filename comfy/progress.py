@@ -39,8 +39,13 @@ def warn(logger: logging.Logger, message: str, *values: object) -> None:
     For what the person at the graph can mend: a missing file, a latent that broke.
     """
     logger.warning(message, *values)
+    note(message % values if values else message)
+
+
+def note(text: str) -> None:
+    """Show a text beside the node at work to whoever started the prompt."""
     if NOTE_HOOK is not None:
-        NOTE_HOOK(message % values if values else message)
+        NOTE_HOOK(text)
 
 
 def set_progress_bar_enabled(enabled: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from comfy import progress
 from comfy.devices import memory
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.images.saving import SaveAnimatedPNG, SaveAnimatedWEBP, SaveSVGNode
@@ -190,6 +191,7 @@ class GetImageSize(io.ComfyNode):
     @classmethod
     def execute(cls, image: Tensor) -> io.NodeOutput:
         count, height, width = image.shape[:3]
+        progress.note(f"width: {width}, height: {height}\n batch size: {count}")
         return io.NodeOutput(width, height, count)
 
     get_size = execute

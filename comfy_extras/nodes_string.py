@@ -231,10 +231,13 @@ class RegexExtract(io.ComfyNode):
         group_index: int,
     ) -> io.NodeOutput:
         flags = regex_flags(case_insensitive, multiline, dotall)
-        matches = list(_compiled(regex_pattern, flags).finditer(string))
+        pattern = _compiled(regex_pattern, flags)
+        matches = list(pattern.finditer(string))
         if mode.startswith("First"):
             matches = matches[:1]
-        group = group_index if mode.endswith(("Group", "Groups")) else 0
+        # Of a pattern with groups, all matches are what the first group holds, as in re.findall.
+        whole = min(1, pattern.groups) if mode == "All Matches" else 0
+        group = group_index if mode.endswith(("Group", "Groups")) else whole
         found = [match[group] or "" for match in matches if group <= match.re.groups]
         return io.NodeOutput("\n".join(found))
 
@@ -274,14 +277,23 @@ class RegexReplace(io.ComfyNode):
         count: int = 0,
     ) -> io.NodeOutput:
         flags = regex_flags(case_insensitive, multiline, dotall)
-        return io.NodeOutput(_compiled(regex_pattern, flags).sub(replace, string, count=count))
+        pattern = _compiled(regex_pattern, flags)
+        try:
+            return io.NodeOutput(pattern.sub(replace, string, count=count))
+        except (re.error, IndexError) as error:
+            raise ValueError(
+                f"replace: {replace!r} is no replacement for {regex_pattern!r}: {error}; write "
+                r"\1 or \g<name> for a group that the pattern has, and \\ for a backslash"
+            ) from error
 
 
 def _compiled(pattern: str, flags: int) -> re.Pattern[str]:
     try:
         return re.compile(pattern, flags)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+        raise ValueError(
+            f"regex_pattern: {pattern!r} is not a regular expression: {error}"
+        ) from error
 
 
 class StringExtension(ComfyExtension):

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 import folder_paths
+from comfy import progress
 from comfy_extras import (
     nodes_compositing,
     nodes_images,
@@ -290,10 +291,17 @@ def test_regular_expressions_find_matches_and_groups() -> None:
     flags = (True, False, False)
     text = "w=3 h=4"
     assert extract(text, r"(\w)=(\d)", "First Match", *flags, 1)[0] == "w=3"
-    assert extract(text, r"(\w)=(\d)", "All Matches", *flags, 1)[0] == "w=3\nh=4"
+    assert extract(text, r"(\w)=(\d)", "All Matches", *flags, 1)[0] == "w\nh"
+    assert extract(text, r"\w=\d", "All Matches", *flags, 1)[0] == "w=3\nh=4"
     assert extract(text, r"(\w)=(\d)", "First Group", *flags, 2)[0] == "3"
     assert extract(text, r"(\w)=(\d)", "All Groups", *flags, 2)[0] == "3\n4"
     assert extract(text, r"(\w)=(\d)", "All Groups", *flags, 9)[0] == ""
+
+
+@pytest.mark.parametrize("replace", [r"\2", r"\g<name>", "\\"])
+def test_a_broken_replacement_is_named(replace: str) -> None:
+    with pytest.raises(ValueError, match=r"replace: .* is no replacement for '\(x\)'"):
+        nodes_string.RegexReplace.execute("x", "(x)", replace)
 
 
 def test_a_broken_regular_expression_is_named() -> None:
@@ -307,3 +315,11 @@ def test_any_value_is_shown_as_text() -> None:
     assert show({"a": [1]})["ui"]["text"] == ('{\n    "a": [\n        1\n    ]\n}',)
     assert show(None)["ui"]["text"] == ("None",)
     assert "tensor" in show(torch.ones(1))["ui"]["text"][0]
+
+
+def test_the_size_of_a_picture_is_shown_on_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(progress, "NOTE_HOOK", shown.append)
+    made = nodes_images.GetImageSize.execute(torch.zeros(3, 16, 24, 3))
+    assert [made[n] for n in range(3)] == [24, 16, 3]
+    assert shown == ["width: 24, height: 16\n batch size: 3"]
