@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from comfy.devices.prompt_models import PromptModelTracker
+from comfy_execution.graph_utils import GraphBuilder
+from tests.comfy_execution.support import Bench, NodeBase, make
 
 
 class Module:
@@ -82,3 +87,78 @@ def test_models_inside_conditioning_guiders_and_simple_patchers_are_known() -> N
     wanted = (control.wrapped.model, guider.model_patcher.model, simple.model)
     assert all(tracker.references(model) for model in wanted)
     assert len(tracker.models()) == 3
+
+
+class Load(NodeBase):
+    """Gives a patcher of its own per name, as a loader does."""
+
+    made: ClassVar[dict[str, Patcher]] = {}
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"name": ("STRING",)}}
+
+    def run(self, name: str) -> tuple[Patcher]:
+        return (self.made.setdefault(name, Patcher()),)
+
+
+class Use(NodeBase):
+    """Output node that notes which models the running prompt references."""
+
+    OUTPUT_NODE = True
+    seen: ClassVar[list[set[str]]] = []
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"model": ("*",), "turn": ("INT",)}}
+
+    def run(self, model: Any, turn: int) -> tuple[Any]:
+        known = Load.made.items()
+        self.seen.append({name for name, made in known if TRACKER.references(made.model)})
+        return (model,)
+
+
+class UseAnother(NodeBase):
+    """Puts a graph in its place that loads one more model and uses it."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"model": ("*",), "depth": ("INT",), "turn": ("INT",)}}
+
+    def run(self, model: Any, depth: int, turn: int) -> dict[str, Any]:
+        build = GraphBuilder()
+        loaded = build.node("Load", name=f"inner {depth}").out(0)
+        if depth > 0:
+            last = build.node("UseAnother", model=loaded, depth=depth - 1, turn=turn)
+        else:
+            last = build.node("Use", model=loaded, turn=turn)
+        return {"result": (last.out(0),), "expand": build.finalize()}
+
+
+TRACKER = PromptModelTracker()
+
+
+def test_models_of_cached_links_and_of_expanded_graphs_are_known_and_others_are_not() -> None:
+    def see(inputs: Mapping[str, list[Any]]) -> None:
+        for values in inputs.values():
+            for value in values:
+                TRACKER.add(value)
+
+    Load.made.clear()
+    Use.seen.clear()
+    classes = {kind.__name__: kind for kind in (Load, Use, UseAnother)}
+    bench = Bench(classes=classes, see_inputs=see, run_context=TRACKER.running)
+    outer = {"load": make("Load", name="outer"), "other": make("Load", name="unused")}
+    nested = {
+        **outer,
+        "expand": make("UseAnother", model=["load", 0], depth=2, turn=1),
+        "show": make("Use", model=["expand", 0], turn=1),
+    }
+    bench.run(nested)
+    inner = {"inner 0", "inner 1", "inner 2"}
+    assert Use.seen == [{"outer", *inner}] * 2
+    Use.seen.clear()
+    bench.run({**outer, "show": make("Use", model=["load", 0], turn=2)})  # the loader is cached
+    bench.run({**outer, "show": make("Use", model=["load", 0], turn=3)})
+    assert Use.seen == [{"outer"}] * 2
+    assert TRACKER.models() == []
