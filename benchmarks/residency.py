@@ -155,11 +155,11 @@ def bench_load(folder: Path, width: int, count: int) -> None:
 class Layers(nn.Module):
     """The linear layers and convolutions of SDXL's UNet, every `one_in`-th of them."""
 
-    def __init__(self, one_in: int, dtype: torch.dtype) -> None:
+    def __init__(self, one_in: int, dtype: torch.dtype, device: str = "cpu") -> None:
         super().__init__()
         whole = UNetModel(**SDXL_UNET, device="meta").state_dict()
         shapes = [w.shape for key, w in whole.items() if key.endswith("weight") and w.ndim > 1]
-        options = {"dtype": dtype, "bias": False}
+        options = {"dtype": dtype, "device": device, "bias": False}
         self.layers = nn.ModuleList(
             ops.manual_cast.Linear(shape[1], shape[0], **options)
             if len(shape) == 2
@@ -169,44 +169,79 @@ class Layers(nn.Module):
         self.requires_grad_(False)
 
 
-def bench_patch(one_in: int, rank: int) -> None:
+def layers_from_file(one_in: int, folder: Path) -> Layers:
+    """Layers in float32 that were converted from a float16 file, as checkpoints are on the CPU."""
+    made = Layers(one_in, torch.float16)
+    for parameter in made.parameters():
+        parameter.data.normal_()
+    save_file(made.state_dict(), folder / "layers.safetensors")
+    del made, parameter
+    model = Layers(one_in, torch.float32, "meta")
+    assign_weights(model, load_torch_file(folder / "layers.safetensors"), consume=True)
+    return model
+
+
+def layers_in_memory(one_in: int, dtype: torch.dtype) -> Layers:
+    """Layers that came from no file."""
+    model = Layers(one_in, dtype)
+    for parameter in model.parameters():
+        parameter.data.normal_()
+    return model
+
+
+def bench_patch(one_in: int, rank: int, folder: Path) -> None:
     """Patching and changing to another LoRA and back, against the matrix products alone."""
     print(
-        f"patching one in {one_in} of SDXL's weights with a LoRA of rank {rank} "
-        "(goal: within 1.3 x of the matrix products alone; medians)"
+        f"patching one in {one_in} of SDXL's weights with a LoRA of rank {rank}, "
+        f"{torch.get_num_threads()} threads (goal: within 1.3 x of the matrix products alone; "
+        "fastest and median seconds, ratio of the medians to plain products)"
     )
-    for dtype in (torch.float32, torch.float16):
-        model = Layers(one_in, dtype)
-        for parameter in model.parameters():
-            parameter.data.normal_()
-        views = [ModelPatcher(model, CPU, CPU) for _ in range(2)]
-        for number, view in enumerate(views):
-            view.add_patches(lora_for(model, rank, number))
-        factors = [patch[0][1].weights[:2] for patch in views[0].patches.values()]
-        factors = [(up.flatten(1), down.flatten(1)) for up, down in factors]
-        weights = [p.detach() for p in model.parameters()]
-        at_hand = [torch.zeros(up.shape[0], down.shape[1]) for up, down in factors]
-        calls: dict[str, Callable[[], Any]] = {
-            "products": lambda f=factors: [None for up, down in f if torch.mm(up, down) is None],
-            "products into memory at hand": lambda f=factors, o=at_hand: [
-                torch.mm(up, down, out=out) for (up, down), out in zip(f, o)
-            ],
-            "products into new memory": lambda f=factors: [torch.mm(up, down) for up, down in f],
-            "copying the weights": lambda w=weights: [one.clone() for one in w],
-            "first patch": lambda v=views: v[0].patch_model(CPU),
-            "to another LoRA": lambda v=views: v[1].patch_model(CPU),
-            "and back": lambda v=views: v[0].patch_model(CPU),
-        }
-        seconds: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(ROUNDS):
-            for name, call in calls.items():
-                seconds[name].append(best(call, 1))
-            views[0].unpatch_model()
-        medians = {name: sorted(measured)[ROUNDS // 2] for name, measured in seconds.items()}
-        size = sum(w.nbytes for w in weights) / MIB
-        print(f"  {str(dtype)[6:]}, {len(factors)} weights of {size:.0f} MiB:")
-        for name, median in medians.items():
-            print(f"    {name}: {median:.3f} s ({median / medians['products']:.2f} x)")
+    cases: dict[str, Callable[[], Layers]] = {
+        "float32, converted from a float16 file": lambda: layers_from_file(one_in, folder),
+        "float32 that came from no file": lambda: layers_in_memory(one_in, torch.float32),
+        "float16 that came from no file": lambda: layers_in_memory(one_in, torch.float16),
+    }
+    for name, make in cases.items():
+        patch_in_turns(name, make(), rank)
+        gc.collect()
+
+
+def patch_in_turns(name: str, model: Layers, rank: int) -> None:
+    """Measure one model; what is measured never holds its weights, which would change the way."""
+    views = [ModelPatcher(model, CPU, CPU) for _ in range(2)]
+    for number, view in enumerate(views):
+        view.add_patches(lora_for(model, rank, number))
+    factors = [patch[0][1].weights[:2] for patch in views[0].patches.values()]
+    factors = [(up.flatten(1), down.flatten(1)) for up, down in factors]
+    at_hand = [torch.zeros(up.shape[0], down.shape[1]) for up, down in factors]
+    calls: dict[str, Callable[[], Any]] = {
+        "products": lambda: [None for up, down in factors if torch.mm(up, down) is None],
+        "products into memory at hand": lambda: [
+            torch.mm(up, down, out=out) for (up, down), out in zip(factors, at_hand)
+        ],
+        "products into new memory": lambda: [torch.mm(up, down) for up, down in factors],
+        "copying the weights": lambda: [one.detach().clone() for one in model.parameters()],
+        "first patch": lambda: views[0].patch_model(CPU),
+        "to another LoRA": lambda: views[1].patch_model(CPU),
+        "and back": lambda: views[0].patch_model(CPU),
+        "taking it off": lambda: views[0].unpatch_model(),
+    }
+    seconds: dict[str, list[float]] = {call: [] for call in calls}
+    patching = [calls[call] for call in ("first patch", "to another LoRA", "and back")]
+    before = added = 0
+    for _ in range(ROUNDS):
+        for call, function in calls.items():
+            if call == "first patch":
+                before = resident_bytes()
+            seconds[call].append(best(function, 1))
+            if function in patching:
+                added = max(added, resident_bytes() - before)
+    medians = {call: sorted(measured)[ROUNDS // 2] for call, measured in seconds.items()}
+    size = sum(w.nbytes for w in model.parameters()) / MIB
+    print(f"  {name}, {len(factors)} weights of {size:.0f} MiB; resident +{added / MIB:.0f} MiB:")
+    for call, median in medians.items():
+        ratio = median / medians["products"]
+        print(f"    {call}: {min(seconds[call]):.3f}, {median:.3f} s ({ratio:.2f} x)")
 
 
 def bench_switch(width: int, count: int) -> None:
@@ -305,7 +340,7 @@ def main() -> None:
     width, count = (512, 4) if quick else (1280, 12)
     parts: dict[str, Callable[[], None]] = {
         "load": lambda: bench_load(Path(folder), width, count),
-        "patch": lambda: bench_patch(arguments.one_in or (32 if quick else 8), 32),
+        "patch": lambda: bench_patch(arguments.one_in or (32 if quick else 8), 32, Path(folder)),
         "switch": lambda: bench_switch(width, count),
         "clone": bench_clone,
         "flatness": lambda: bench_flatness(50 if quick else 200),

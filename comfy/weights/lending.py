@@ -2,9 +2,9 @@
 
 New memory costs more than all arithmetic of a LoRA, and a second copy of a model more than many
 machines have. So a weight that was converted from a mapped file lends its memory to its patched
-form. Before a block of rows is written to, it is compared with what the file gives, bit for bit:
-a weight that somebody changed since is never overwritten. Whatever is raised at whatever point,
-`rows` tells how far the way back leads through the file; the rows beyond still hold the original.
+form. Before it is first written to, it is compared with what the file gives, bit for bit: a weight
+that somebody changed since is never overwritten. From then on the file leads back, whatever is
+raised at whatever point.
 
 A file may be replaced (its mapping keeps the old one), but not be written over in place meanwhile.
 Where that happens all the same, patches are subtracted, which is right but for rounding, and the
@@ -17,6 +17,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from comfy.weights import row_blocks
@@ -28,17 +29,14 @@ from comfy.weights.sources import source_of
 
 logger = logging.getLogger(__name__)
 
-INTEGERS = {4: torch.int32, 2: torch.int16}
-"""Types whose equality is that of bits, by size in bytes."""
-
 
 class LentWeight:
     """An original whose memory shows its patched form.
 
     Attributes:
         weight: The original; only its owner may read it, see `copy` and `whole`.
-        rows: Rows, from the first one, that may hold something else than the original.
-        patches: What all of them show; None in the middle of a change.
+        is_lent: Whether the memory may hold something else than the original.
+        patches: What it shows; None in the middle of a change.
     """
 
     def __init__(
@@ -47,17 +45,12 @@ class LentWeight:
     ) -> None:  # fmt: skip
         self.key = key
         self.weight = weight
-        self.rows = 0
+        self.is_lent = False
         self.patches: tuple[Any, ...] | None = None
         self._source = source
         self._mapping = mapping
         self._state = mapping.state()
         self._memory = memory
-
-    @property
-    def is_lent(self) -> bool:
-        """Whether the memory still serves the patched form."""
-        return self.rows > 0
 
     def can_write(self) -> bool:
         """Whether no other tensor looks at the memory; the patched form must be gone before."""
@@ -69,26 +62,21 @@ class LentWeight:
 
         Returns:
             False when these are patches of other kinds, or the weight is not what the file gives;
-            it then holds what it held, or its original.
+            nothing was written then.
         """
         terms = row_blocks.terms_of(patches, self.weight, self.key)
-        if terms is None or not self.weight.numel() or not self._is_intact():
+        if terms is None or not self._is_intact():
             return False
-        self.patches = None
         rows = row_blocks.as_rows(self.weight, self.weight)
         source = row_blocks.as_rows(self._source, self.weight)
-        wide = row_blocks.wide_block(rows, self._memory)
-        for start, stop in row_blocks.spans(rows):
-            block = rows[start:stop]
-            if start < self.rows:
-                block.copy_(source[start:stop])
-            elif self._gives(source[start:stop], block):
-                self.rows = stop  # before the first write
-            else:
-                logger.debug("'%s' differs from its file; it is patched beside", self.key)
-                self.take_back()
-                return False
-            _add(block, terms, start, wide)
+        if not self.is_lent and not self._gives(source, rows):
+            logger.debug("'%s' differs from its file; it is patched beside", self.key)
+            return False
+        self.patches = None
+        if self.is_lent:
+            rows.copy_(source)
+        self.is_lent = True  # before the first write
+        row_blocks.add(rows, terms, self._memory)
         self.patches = tuple(patches)
         release_pages(self._source)
         return True
@@ -96,7 +84,7 @@ class LentWeight:
     def take_back(self) -> None:
         """Have the original in its memory again; the patched form must be gone before."""
         self._recover(self.weight)
-        self.rows = 0
+        self.is_lent = False
 
     def whole(self) -> torch.Tensor:
         """The original, in new memory if its own still serves the patched form."""
@@ -104,7 +92,7 @@ class LentWeight:
             with torch.inference_mode(self.weight.is_inference()):
                 # a parameter takes no memory of the other kind
                 self.weight.data = self.copy()
-            self.rows = 0
+            self.is_lent = False
         return self.weight
 
     def copy(self) -> torch.Tensor:
@@ -116,27 +104,24 @@ class LentWeight:
     @torch.inference_mode()
     def _recover(self, into: torch.Tensor) -> None:
         """Write the original's values to a tensor like it, or to itself."""
-        own = into is self.weight
-        intact = self._is_intact()
-        if not own and (self.rows < len(into) or not intact):
-            into.copy_(self.weight)
-        rows = row_blocks.as_rows(into, self.weight)[: self.rows]
-        if intact:
-            rows.copy_(row_blocks.as_rows(self._source, self.weight)[: self.rows])
+        if self.is_lent and self._is_intact():
+            into.copy_(self._source)
             release_pages(self._source)
-        elif self.rows:
-            self._subtract(rows)
+            return
+        if into is not self.weight:
+            into.copy_(self.weight)
+        if self.is_lent:
+            self._subtract(row_blocks.as_rows(into, self.weight))
 
-    def _gives(self, source: torch.Tensor, block: torch.Tensor) -> bool:
-        """Whether converting rows of the file gives the bits of a block."""
-        converted = self._memory.scratch(block.shape, block.dtype)
-        converted.copy_(source)
-        bits = INTEGERS[block.element_size()]
-        difference = converted.view(bits).bitwise_xor_(block.view(bits))
-        if not difference.numel():
-            return True
-        low, high = torch.aminmax(difference)
-        return int(low) == 0 == int(high)
+    def _gives(self, source: torch.Tensor, rows: torch.Tensor) -> bool:
+        """Whether converting the file's rows gives the bits of these."""
+        bits = np.int64 if rows[:1].nbytes % 8 == 0 else np.int16
+        for block, start in row_blocks.converted_blocks(source, rows.dtype, self._memory):
+            pair = block, rows[start : start + len(block)]
+            one, other = (t.flatten().view(torch.int16).numpy().view(bits) for t in pair)
+            if not np.array_equal(one, other):  # as fast as two threads of torch
+                return False
+        return True
 
     def _is_intact(self) -> bool:
         return self._mapping.state() == self._state
@@ -154,10 +139,8 @@ class LentWeight:
         if terms is None or any(term.strength_model == 0 for term in terms):
             logger.error("'%s' cannot be restored: load its model again", self.key)
             return
-        wide = row_blocks.wide_block(rows, self._memory)
-        for start, stop in row_blocks.spans(rows):
-            for term in reversed(terms):
-                _add(rows[start:stop], _inverse(term), start, wide)
+        undone = [inverse for term in reversed(terms) for inverse in _inverse(term)]
+        row_blocks.add(rows, undone, self._memory)
 
 
 def lent_weight(
@@ -178,17 +161,6 @@ def lent_weight(
     if mapping.state()[0] < len(mapping):  # reading what was cut off would end the process
         return None
     return LentWeight(key, table[name], source, mapping, memory)
-
-
-def _add(block: torch.Tensor, terms: Sequence[Term], start: int, wide: torch.Tensor | None) -> None:
-    """Add terms to a block of rows in float32, whatever type it has."""
-    if wide is None:
-        row_blocks.add(block, terms, start)
-        return
-    widened = wide[: len(block)]
-    widened.copy_(block)
-    row_blocks.add(widened, terms, start)
-    block.copy_(widened)
 
 
 def _inverse(term: Term) -> list[Term]:

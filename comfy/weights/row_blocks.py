@@ -1,9 +1,8 @@
-"""Plain LoRAs added on the CPU a few rows at a time.
+"""Plain LoRAs added on the CPU as products into the weight's own rows.
 
-A rank of 32 makes the product cheap and the memory traffic dear: a float16 weight widened to
-float32, added to and narrowed again as a whole crosses the memory bus six times. In blocks of rows
-the wide form stays in the processor's cache, and each weight is read once and written once, into
-memory that a former LoRA's weight had if there was one.
+A rank of 32 makes the product cheap and the memory traffic dear, so it is added where the weight
+lies, in one pass. A float16 weight widened to float32, added to and narrowed again as a whole would
+cross the memory bus six times: a few rows at a time, the wide form stays in the processor's cache.
 """
 
 from __future__ import annotations
@@ -17,11 +16,8 @@ from comfy.weights.adapters.base import AdapterError
 from comfy.weights.adapters.lora import LoRAAdapter
 from comfy.weights.pages import WeightMemory, is_channels_last
 
-BLOCK_ELEMENTS = 2**20
-"""Elements of a block of a float32 weight: 4 MiB, the second-level caches of two cores."""
-
-WIDE_ELEMENTS = 2**19
-"""Elements of a block that is widened to float32: 2 MiB, what the caches of two cores hold."""
+BLOCK_ELEMENTS = 2**19
+"""Elements of a block that is converted: 2 MiB of float32, what the caches of two cores hold."""
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Storage types that are rounded by a plain cast."""
@@ -56,16 +52,13 @@ def patched(
         return None
     out = memory.empty_like(weight)  # keeps the layout
     rows, source = as_rows(out, weight), as_rows(weight, weight)
-    wide = wide_block(rows, memory)
-    for start, stop in spans(rows):
-        if wide is None:
-            rows[start:stop].copy_(source[start:stop])
-            add(rows[start:stop], terms, start)
-        else:
-            block = wide[: stop - start]
-            block.copy_(source[start:stop])
-            add(block, terms, start)
-            rows[start:stop].copy_(block)
+    if rows.dtype == torch.float32:
+        rows.copy_(source)
+        add(rows, terms, memory)
+        return out
+    for block, start in converted_blocks(source, torch.float32, memory):
+        _add(block, terms, start)
+        rows[start : start + len(block)].copy_(block)
     return out
 
 
@@ -90,23 +83,21 @@ def as_rows(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if weight.is_contiguous() else tensor.detach().permute(0, 2, 3, 1)
 
 
-def spans(rows: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """(start, stop) of each block of rows."""
-    elements = BLOCK_ELEMENTS if rows.dtype == torch.float32 else WIDE_ELEMENTS
-    step = _step(rows, elements)
+def converted_blocks(
+    rows: torch.Tensor, dtype: torch.dtype, memory: WeightMemory
+) -> Iterator[tuple[torch.Tensor, int]]:
+    """Copies of a few rows at a time in another type, and the number of the first of them.
+
+    All lie in the same memory, which what is done to a block may change.
+    """
+    blocks = max(1, -(-rows.numel() // BLOCK_ELEMENTS))
+    step = max(1, -(-len(rows) // blocks))
+    converted = memory.scratch((step, *rows.shape[1:]), dtype)
     for start in range(0, len(rows), step):
-        yield start, min(len(rows), start + step)
-
-
-def _step(rows: torch.Tensor, elements: int) -> int:
-    return max(1, -(-len(rows) // max(1, -(-rows.numel() // elements))))
-
-
-def wide_block(rows: torch.Tensor, memory: WeightMemory) -> torch.Tensor | None:
-    """Memory to widen a block of rows to float32; None for rows that are float32 themselves."""
-    if rows.dtype == torch.float32:
-        return None
-    return memory.scratch((_step(rows, WIDE_ELEMENTS), *rows.shape[1:]), torch.float32)
+        part = rows[start : start + step]
+        block = converted[: len(part)]
+        block.copy_(part)
+        yield block, start
 
 
 def _term(patch: Any, weight: torch.Tensor, key: str, channels_last: bool) -> Term | None:
@@ -127,7 +118,17 @@ def _term(patch: Any, weight: torch.Tensor, key: str, channels_last: bool) -> Te
     return Term(strength_model, up, down.flatten(1), strength * scale, start, start + length)
 
 
-def add(block: torch.Tensor, terms: Sequence[Term], start: int) -> None:
+def add(rows: torch.Tensor, terms: Sequence[Term], memory: WeightMemory) -> None:
+    """Add terms, in float32, to the rows of a weight of any type."""
+    if rows.dtype == torch.float32:
+        _add(rows, terms, 0)
+        return
+    for block, start in converted_blocks(rows, torch.float32, memory):
+        _add(block, terms, start)
+        rows[start : start + len(block)].copy_(block)
+
+
+def _add(block: torch.Tensor, terms: Sequence[Term], start: int) -> None:
     """Add terms to a block of float32 rows of a weight, of which the first is number `start`."""
     for term in terms:
         first, last = max(start, term.start), min(start + len(block), term.stop)

@@ -37,7 +37,7 @@ class Rows:
     """Adding products to rows, which raises after a number of calls when told so."""
 
     def __init__(self) -> None:
-        self.add, self.left = row_blocks.add, -1
+        self.add, self.left = row_blocks._add, -1
 
     def __call__(self, *args: Any) -> None:
         self.add(*args)
@@ -151,9 +151,8 @@ def test_no_history_of_a_file_leaves_a_trace(
 ) -> None:
     monkeypatch.undo()
     rows = Rows()
-    monkeypatch.setattr(row_blocks, "add", rows)
+    monkeypatch.setattr(row_blocks, "_add", rows)
     monkeypatch.setattr(row_blocks, "BLOCK_ELEMENTS", 128)
-    monkeypatch.setattr(row_blocks, "WIDE_ELEMENTS", 128)
     monkeypatch.setattr(row_blocks, "LoRAAdapter", BrokenAdapter)  # a plain one unless it is armed
     gc.collect()
     accelerator.reset()

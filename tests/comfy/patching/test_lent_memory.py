@@ -260,7 +260,7 @@ def test_a_cancelled_load_puts_everything_back(
     from comfy.weights import row_blocks
 
     views, before, add, left = [view_of(model, 1), view_of(model, 2)], snapshot(model), None, 0
-    want, add = expected(model, 2), row_blocks.add
+    want, add = expected(model, 2), row_blocks._add
 
     def interrupted(*args: Any) -> None:
         nonlocal left
@@ -269,7 +269,7 @@ def test_a_cancelled_load_puts_everything_back(
         if left == 0:
             raise interrupt.InterruptProcessingException
 
-    monkeypatch.setattr(row_blocks, "add", interrupted)
+    monkeypatch.setattr(row_blocks, "_add", interrupted)
     for first in (False, True):
         if first:
             views[0].patch_model(CPU)

@@ -18,8 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_blocks, "BLOCK_ELEMENTS", 700)
-    monkeypatch.setattr(row_blocks, "WIDE_ELEMENTS", 500)
+    monkeypatch.setattr(row_blocks, "BLOCK_ELEMENTS", 500)
 
 
 def lora(shape: tuple[int, ...], rank: int = 4, alpha: float | None = 2.0, **parts: Any) -> Any:
