@@ -1,12 +1,13 @@
 """What each way of saving work costs in quality, on pictures of the demo model.
 
-    python benchmarks/quality.py [--pictures 4] [--steps 20] [--size 192]
+    python benchmarks/quality.py [--pictures 4] [--steps 20] [--size 192] [--compile]
 
 Each setting makes the same pictures from the same seeds as the plain model. Printed are the share
 of the network's forwards that was saved, the time beside the plain run, and the PSNR of the decoded
 pictures beside the plain ones (40 dB is hard to see, 30 dB is visible beside each other, 20 dB is
 another picture). A minute on two cores. Token merging is left out: it acts on the largest grid of
-tokens only, where the demo model attends to nothing.
+tokens only, where the demo model attends to nothing. `--compile` adds the node TorchCompileModel:
+minutes, and a C++ compiler.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from comfy.loading import load_checkpoint_guess_config
+from comfy.nn import attention
 from comfy.sampling import noise, run
 from comfy_extras import nodes_context_windows, nodes_easycache, nodes_hypertile
 
@@ -51,6 +53,24 @@ def windows(length: int, overlap: int) -> Callable[[Any], Any]:
     )  # fmt: skip
 
 
+def attention_by(function: Any) -> Callable[[Any], Any]:
+    """Another attention function for all layers."""
+
+    def change(model: Any) -> Any:
+        changed = model.clone()
+        options = changed.model_options.setdefault("transformer_options", {})
+        options[attention.OVERRIDE_KEY] = lambda _, *args, **kwargs: function(*args, **kwargs)
+        return changed
+
+    return change
+
+
+def compiled(model: Any) -> Any:
+    from comfy_extras.nodes_torch_compile import TorchCompileModel
+
+    return TorchCompileModel.execute(model, "inductor")[0]
+
+
 SETTINGS: dict[str, Callable[[Any], Any]] = {
     "plain": lambda model: model,
     "EasyCache 0.05": cached(nodes_easycache.EasyCache, 0.05),
@@ -59,6 +79,8 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
     "LazyCache 0.2": cached(nodes_easycache.LazyCache, 0.2),
     "context windows 3/4": windows(18, 8),
     "HyperTile 48": lambda m: nodes_hypertile.HyperTile.execute(m, 48, 2, 2, False)[0],
+    "attention split": attention_by(attention.attention_split),
+    "attention sub_quad": attention_by(attention.attention_sub_quad),
 }
 
 
@@ -126,12 +148,14 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--size", type=int, default=192)
+    parser.add_argument("--compile", action="store_true", help="TorchCompileModel too")
     args = parser.parse_args()
+    settings = {**SETTINGS, "compiled": compiled} if args.compile else SETTINGS
     studio = Studio(args.pictures, args.steps, args.size)
     studio.make(SETTINGS["plain"])  # loads and warms up
     plain = studio.make(SETTINGS["plain"])
     lines = [f"{'setting':22} {'saved':>6} {'time':>6} {'median dB':>10} {'worst dB':>9}"]
-    for name, change in SETTINGS.items():
+    for name, change in settings.items():
         made = plain if name == "plain" else studio.make(change)
         ratios = [psnr(one, other) for one, other in zip(made.pictures, plain.pictures)]
         saved = 1 - made.forwards / plain.forwards
