@@ -73,7 +73,8 @@ class PhotoMakerIDEncoder(CLIPVisionModelProjection):
         self.visual_projection_2 = manual_cast.Linear(
             config["hidden_size"], second_dim, bias=False, device=device
         )
-        self.fuse_module = FuseModule(config["projection_dim"] + second_dim, device)
+        self.text_width = config["projection_dim"] + second_dim
+        self.fuse_module = FuseModule(self.text_width, device)
 
     def forward(  # type: ignore[override]
         self, pixels: Tensor, text: Tensor, places: Tensor
@@ -169,6 +170,11 @@ class PhotoMakerEncode(io.ComfyNode):
             for name, chunks in clip.tokenize(text, return_word_ids=True).items()
         }
         states, pooled = clip.encode_from_tokens(tokens, return_pooled=True)
+        if place and states.shape[-1] != photomaker.text_width:
+            raise ValueError(
+                f"clip: expected the text encoders of the model that the PhotoMaker is for, of "
+                f"width {photomaker.text_width} together, found {states.shape[-1]}"
+            )
         if place:
             places = torch.zeros(states.shape[1], dtype=torch.bool)
             places[place - 1] = True  # the word before the trigger, behind the start token

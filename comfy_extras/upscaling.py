@@ -14,6 +14,7 @@ from comfy.progress import ProgressBar
 from comfy.weights.contents import contents_in_words
 from comfy.weights.errors import WeightFileError
 from comfy.weights.state_dict import load_torch_file
+from comfy_nodes.picture_basics import colours_of
 
 TILE, OVERLAP, LEAST_TILE = 512, 32, 128  # pixels
 # Activations of one tile, in bytes of a picture of the tile's size and the model's scale; measured
@@ -69,7 +70,7 @@ def enlarge(network: Any, image: Tensor) -> Tensor:
         torch.OutOfMemoryError: Not even the smallest tile has room.
     """
     device = placement.get_torch_device()
-    pixels = image[..., :3].movedim(-1, 1)
+    pixels = colours_of(image).movedim(-1, 1)
     tile_bytes = TILE * TILE * 3 * image.element_size() * max(network.scale, 1.0) * ACTIVATIONS
     needed = memory.module_size(network.model) + tile_bytes + image.nelement() * 4
     residency.free_memory(needed, device)

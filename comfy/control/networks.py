@@ -22,6 +22,9 @@ from comfy.ldm.t2i_adapter.model import Adapter, Adapter_light
 from comfy.ldm.unet import controlnet
 from comfy.patching.patcher import ModelPatcher
 
+# Ends of the keys of the first layer that reads the text.
+TEXT_ENTRIES = ("attn2.to_k.weight", "context_embedder.weight", "txt_in.weight")
+
 
 class ControlNet(ControlBase):
     """A ControlNet.
@@ -81,6 +84,7 @@ class ControlNet(ControlBase):
         # Also where there are as many hints as items: these may be several conditionings.
         hint = broadcast_image_to(hint, x_noisy.shape[0], batched_number)
         context = cond.get("crossattn_controlnet", cond["c_crossattn"])
+        self._check_text(context)
         extra = dict(self.extra_args)
         for name in self.extra_conds:
             if cond.get(name) is not None:
@@ -94,6 +98,16 @@ class ControlNet(ControlBase):
             **extra,
         )
         return self.control_merge(control, earlier, output_dtype=None)
+
+    def _check_text(self, context: Tensor) -> None:
+        """Refuse texts of another width than the network reads."""
+        named = getattr(self.control_model, "named_parameters", tuple)()
+        wanted = next((value.shape[1] for key, value in named if key.endswith(TEXT_ENTRIES)), None)
+        if wanted is not None and context.shape[-1] != wanted:
+            raise ValueError(
+                f"control_net: expected a ControlNet for texts of width {context.shape[-1]}, as "
+                f"this model has them, found one for {wanted}: it was made for another model"
+            )
 
     def _hint_for(self, x_noisy: Tensor, dtype: torch.dtype) -> Tensor:
         """The hint at the size of a latent; kept as long as sizes stay."""

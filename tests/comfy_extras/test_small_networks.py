@@ -238,3 +238,12 @@ def test_nodes_of_architectures_are_classes_of_their_own() -> None:
         assert node.__name__ == name
         assert list(node.INPUT_TYPES()["required"])[2:] == list(specific.PARTS[name])
     assert SimpleNamespace(**classes).ModelMergeSDXL is specific.ModelMergeSDXL
+
+
+def test_another_models_text_encoder_is_refused() -> None:
+    encoder = id_encoder()
+    encoder.text_width = 12
+    with pytest.raises(ValueError, match=r"clip: expected .* of width 12 together, found 10"):
+        nodes_photomaker.PhotoMakerEncode.execute(
+            encoder, torch.rand(1, 8, 8, 3), Words(), "photo of photomaker"
+        )

@@ -83,3 +83,9 @@ def test_tiles_get_smaller_when_memory_runs_short() -> None:
     network.largest = 20
     with pytest.raises(torch.OutOfMemoryError):
         upscaling.enlarge(network, image)
+
+
+def test_grey_is_enlarged_as_the_same_value_in_all_colours() -> None:
+    grey, network = torch.rand(1, 9, 7, 1), Repeat()
+    expected = upscaling.enlarge(network, grey.repeat(1, 1, 1, 3))
+    assert torch.equal(upscaling.enlarge(network, grey), expected)

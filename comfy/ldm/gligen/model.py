@@ -147,6 +147,11 @@ class Gligen(nn.Module):
                 (x + width) / latent_width,
                 (y + height) / latent_height,
             )
+            if text.numel() != self.key_dim:
+                raise ValueError(
+                    f"clip: expected texts of width {self.key_dim}, as the GLIGEN model reads "
+                    f"them, found {text.numel()}; use the text encoder of the model it is for"
+                )
             boxes[number] = torch.tensor(corners)
             masks[number] = 1.0
             texts[number] = text.reshape(-1)

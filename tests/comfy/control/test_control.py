@@ -195,3 +195,12 @@ def test_a_missing_hint_or_vae_is_named(network) -> None:
     control.latent_format = object()
     with pytest.raises(ValueError, match="needs a VAE"):
         control._make_hint(64, 64)
+
+
+def test_a_network_for_texts_of_another_width_is_refused(patcher, case, network) -> None:
+    control = hinted(network, torch.rand(1, 64, 64, 3), 1.0)
+    options = {"control": control, "cross_attn_controlnet": torch.zeros(1, 4, 48)}
+    conds = [[case["in/pos"], options]], [[case["in/neg"], {}]]
+    latent = torch.zeros(1, 4, 8, 8)
+    with pytest.raises(ValueError, match="expected a ControlNet for texts of width 48"):
+        run.sample(patcher, latent, 1, 5.0, "euler", "normal", *conds, latent, disable_pbar=True)

@@ -176,3 +176,8 @@ def test_too_many_boxes_are_refused_with_both_numbers() -> None:
 def test_other_files_are_refused() -> None:
     with pytest.raises(ValueError, match="GLIGEN"):
         build_gligen({"foo": torch.zeros(1)})
+
+
+def test_a_text_of_another_width_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match=rf"clip: expected texts of width {CONTEXT}, .* found 5"):
+        build_gligen(weights()).set_position((1, 4, 8, 8), [(torch.zeros(5), 1, 1, 0, 0)], "cpu")
