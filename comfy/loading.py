@@ -52,6 +52,7 @@ FOLDERS_OPTION = "tokenizer_folders"
 # Encoder whose vocabulary is a file -> how it is looked for in some folders.
 VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     "t5xxl": find_pieces,
+    "t5base": find_pieces,
     umt5.NAME: umt5.find_umt5_pieces,
     qwen.QWEN25_7B: qwen.find_qwen_pieces,
     qwen.QWEN3_4B: qwen.find_qwen_pieces,

@@ -28,7 +28,6 @@ from comfy.loading import (
     vocabulary_beside,
 )
 from comfy.text_encoders import hunyuan_video, mistral, qwen, t5_alone, tekken, umt5
-from comfy.text_encoders.chroma import ChromaTokenizer, chroma_clip
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip
 from comfy.text_encoders.sd1 import SD1ClipModel, SD1Tokenizer
@@ -110,7 +109,15 @@ SPECIAL_TARGETS: dict[tuple[str, CLIPType], ClipTarget] = {
 SD3_PARTS = ("clip_l", "clip_g", "t5xxl")
 FLUX_PARTS = {"clip_l", "t5xxl"}
 # What a type wants of a T5 XXL that is its only encoder.
-T5_ARRANGEMENTS = {CLIPType.LTXV: t5_alone.LTXV, CLIPType.PIXART: t5_alone.PIXART}
+T5_ARRANGEMENTS = {
+    CLIPType.LTXV: t5_alone.LTXV,
+    CLIPType.PIXART: t5_alone.PIXART,
+    CLIPType.CHROMA: t5_alone.PIXART,
+}
+# Types that need another encoder, alone or beside T5.
+NEVER_T5_ALONE = frozenset({CLIPType.WAN, CLIPType.HIDREAM})
+OLD_XXL = "t5xxl_old"  # its keys and tokens are those of T5 XXL
+OLD_T5 = {1024: OLD_XXL, 768: t5_alone.BASE}  # without a gate, by width
 HUNYUAN_VIDEO_PARTS = {"clip_l", "llama"}
 # Two files are the two encoders of SDXL for every type without an arrangement of its own.
 PAIR_TARGET = ClipTarget(SDXLTokenizer, SDXLClipModel)
@@ -187,7 +194,7 @@ def load_text_encoder_state_dicts(
     everything = {key: value for part in parts for key, value in part.items()}
     target = _target(kinds, clip_type, t5_dtype(everything) or llm_dtype(everything))
     whole = {
-        f"{kind}.transformer.{key}": value
+        f"{'t5xxl' if kind == OLD_XXL else kind}.transformer.{key}": value
         for kind, part in zip(kinds, parts)
         for key, value in part.items()
     }
@@ -221,10 +228,8 @@ def _target(
         return ClipTarget(SD3Tokenizer, sd3_clip(clip_l, clip_g, t5, kept))
     if clip_type is CLIPType.FLUX and distinct and set(names) == FLUX_PARTS:
         return ClipTarget(FluxTokenizer, flux_clip(kept))
-    if names == ["t5xxl"] and clip_type is CLIPType.CHROMA:
-        return ClipTarget(ChromaTokenizer, chroma_clip(kept))
-    if names == ["t5xxl"] and clip_type in T5_ARRANGEMENTS:
-        alone = T5_ARRANGEMENTS[clip_type]
+    alone = _t5_alone(names, clip_type)
+    if alone is not None:
         tokenizer = t5_alone.t5_alone_tokenizer(alone)
         return ClipTarget(tokenizer, t5_alone.t5_alone_clip(alone, kept))
     if names == [umt5.NAME]:
@@ -248,10 +253,21 @@ def _target(
     raise ValueError(
         f"text encoders {', '.join(names)} for type {clip_type.name.lower()} cannot be loaded; "
         "known: one of clip_l, clip_h, clip_g; clip_l with clip_g for SDXL; clip_l with t5xxl for "
-        "type flux; t5xxl for types chroma, ltxv, pixart; clip_l, clip_g, t5xxl or some for type "
-        "sd3; umt5xxl for type wan; qwen25_7b for type qwen_image; qwen3_4b for Z-Image; "
+        "type flux; t5xxl for types mochi, chroma, ltxv, pixart; clip_l, clip_g, t5xxl or some "
+        "for type sd3; umt5xxl for type wan; qwen25_7b for type qwen_image; qwen3_4b for Z-Image; "
         "mistral3_24b for type flux2; clip_l with llama for type hunyuan_video"
     )
+
+
+def _t5_alone(names: Sequence[str], clip_type: CLIPType) -> t5_alone.Arrangement | None:
+    """What a type wants of its only encoder, if that is a T5."""
+    if names == [OLD_XXL]:
+        return t5_alone.COSMOS
+    if names == [t5_alone.BASE]:
+        return t5_alone.STABLE_AUDIO
+    if names == ["t5xxl"] and clip_type not in NEVER_T5_ALONE:
+        return T5_ARRANGEMENTS.get(clip_type, t5_alone.MOCHI)
+    return None
 
 
 def as_clip_keys(state_dict: StateDict) -> StateDict:
@@ -285,7 +301,11 @@ def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
 
 
 def _t5_name(state_dict: Mapping[str, Tensor]) -> str | None:
-    """A gated T5 of no other model's width; UMT5 if every block has biases."""
+    """A gated T5 of no other model's width; UMT5 if every block has biases. Or one without a
+    gate.
+    """
+    if f"{T5_BLOCK}1.DenseReluDense.wi.weight" in state_dict and "shared.weight" in state_dict:
+        return OLD_T5.get(state_dict["shared.weight"].shape[1])
     is_t5 = f"{T5_BLOCK}1.DenseReluDense.wi_1.weight" in state_dict
     if not is_t5 or "shared.weight" not in state_dict:
         return None

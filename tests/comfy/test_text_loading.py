@@ -10,6 +10,8 @@ from safetensors.torch import save_file
 
 from comfy import loading, text_loading
 from comfy.families import openclip
+from comfy.ldm.t5.model import T5
+from tests.comfy.text_encoders.test_sentencepiece_file import piece_file
 from tests.support import tiny_checkpoint
 
 
@@ -61,6 +63,52 @@ def test_a_pair_that_no_family_uses_is_refused_with_what_is_known(tmp_path: Path
     path = write(tmp_path / "clip.safetensors", encoder())
     with pytest.raises(ValueError, match=r"clip_l, clip_l.*known"):
         text_loading.load_clip([path, path])
+
+
+def t5(width: int, gated: bool) -> dict[str, torch.Tensor]:
+    options = {
+        "d_model": width, "d_kv": 8, "d_ff": 16, "num_heads": 2, "num_layers": 2, "vocab_size": 40,
+        "is_gated_act": gated, "dense_act_fn": "gelu_pytorch_tanh" if gated else "relu",
+    }  # fmt: skip
+    model = T5(options, torch.float32, "cpu")
+    return {key: torch.randn_like(value) * 0.1 for key, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("width", "gated", "kind", "name", "length", "has_mask"),
+    [
+        (32, True, "pixart", "t5xxl", 5, False),
+        (32, True, "chroma", "t5xxl", 5, False),
+        (32, True, "ltxv", "t5xxl", 128, True),
+        (32, True, "mochi", "t5xxl", 256, True),
+        (32, True, "stable_diffusion", "t5xxl", 256, True),
+        (1024, False, "cosmos", "t5xxl", 512, True),
+        (768, False, "stable_audio", "t5base", 128, False),
+    ],
+)
+@torch.inference_mode()
+def test_a_t5_alone_is_arranged_for_its_type(
+    width: int, gated: bool, kind: str, name: str, length: int, has_mask: bool, tmp_path: Path
+) -> None:
+    save_file(t5(width, gated), tmp_path / "t5.safetensors")
+    (tmp_path / "t5_spiece.model").write_bytes(piece_file())
+    path = str(tmp_path / "t5.safetensors")
+    clip = text_loading.load_clip([path], clip_type=text_loading.clip_type(kind))
+    tokens = clip.tokenize("a red (cats:1.2)")
+    assert [len(chunk) for chunk in tokens[name]] == [length]
+    told = clip.encode_from_tokens(tokens, return_dict=True)
+    assert told["cond"].shape == (1, length, width)
+    assert told["cond"].isfinite().all()
+    assert (told.get("attention_mask") is not None) == has_mask
+
+
+def test_a_t5_for_a_type_that_needs_another_is_refused(tmp_path: Path) -> None:
+    save_file(t5(32, True), tmp_path / "t5.safetensors")
+    for kind in ("wan", "hidream"):
+        with pytest.raises(ValueError, match=f"t5xxl for type {kind}"):
+            text_loading.load_clip(
+                [str(tmp_path / "t5.safetensors")], clip_type=text_loading.clip_type(kind)
+            )
 
 
 def test_an_unknown_type_is_refused_with_the_known_ones() -> None:
