@@ -101,8 +101,9 @@ class ControlNet(ControlBase):
 
     def _check_text(self, context: Tensor) -> None:
         """Refuse texts of another width than the network reads."""
-        named = getattr(self.control_model, "named_parameters", tuple)()
-        wanted = next((value.shape[1] for key, value in named if key.endswith(TEXT_ENTRIES)), None)
+        network: Any = self.control_model
+        read = network.named_parameters() if isinstance(network, nn.Module) else ()
+        wanted = next((value.shape[1] for key, value in read if key.endswith(TEXT_ENTRIES)), None)
         if wanted is not None and context.shape[-1] != wanted:
             raise ValueError(
                 f"control_net: expected a ControlNet for texts of width {context.shape[-1]}, as "
