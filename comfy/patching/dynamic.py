@@ -191,19 +191,17 @@ class ModelPatcherDynamic(ModelPatcher):
 
     def _other_kind_of_plan(self) -> bool:
         plan = self.residence.plan
-        return plan is not None and not isinstance(plan, KeepingPlan)
+        if plan is None or plan.device.type == "cpu":
+            return super()._other_kind_of_plan()
+        return not isinstance(plan, KeepingPlan)
 
-    def _make_streamed(
-        self,
-        entry: LoadEntry,
-        force_patch: bool = False,
-        pin: bool = True,  # noqa: ARG002 - what is used once and kept gains nothing
-    ) -> None:
+    def _make_streamed(self, entry: LoadEntry, force_patch: bool = False, pin: bool = True) -> None:
+        if self.residence.device is None or self.residence.device.type == "cpu":
+            super()._make_streamed(entry, force_patch, pin)  # nothing arrives where weights rest
+            return
         if entry.name not in self.residence.streaming:
             self.residence.release(entry.name, entry.module)
-        device = self.residence.device
-        assert device is not None
-        plan = self.residence.open_plan(device, KeepingPlan)
+        plan = self.residence.open_plan(self.residence.device, KeepingPlan)
         assert isinstance(plan, KeepingPlan)
         self._leave_device(entry)
         patches = self._layer_patches(entry)

@@ -166,6 +166,18 @@ def test_on_the_cpu_it_is_the_classic_patcher() -> None:
     assert torch.equal(model.out.bias, plain + 1)
 
 
+@pytest.mark.parametrize("kind", [ModelPatcher, ModelPatcherDynamic])
+def test_weights_that_are_unloaded_on_the_cpu_keep_their_patches(kind: type[ModelPatcher]) -> None:
+    patcher = kind(Network(), CPU, CPU)
+    patcher.add_patches(lora_for(patcher.model, 0))
+    with torch.inference_mode():
+        loaded = patcher.patch_model(CPU)(X, TOKENS)
+        assert patcher.partially_unload(CPU, patcher.loaded_size()) > 0
+        assert torch.equal(patcher.model(X, TOKENS), loaded)
+        patcher.patch_model(CPU)
+        assert torch.equal(patcher.model(X, TOKENS), loaded)
+
+
 def test_the_core_patcher_is_a_start_up_choice() -> None:
     import comfy.model_patcher
 
