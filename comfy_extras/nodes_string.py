@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from comfy_api.latest import ComfyExtension, io
+from comfy_extras.regular_expressions import worked_out
 
 CASES: dict[str, Callable[[str], str]] = {
     "UPPERCASE": str.upper,
@@ -198,7 +199,7 @@ class RegexMatch(io.ComfyNode):
         dotall: bool,
     ) -> io.NodeOutput:
         flags = regex_flags(case_insensitive, multiline, dotall)
-        return io.NodeOutput(_compiled(regex_pattern, flags).search(string) is not None)
+        return io.NodeOutput(worked_out(regex_pattern, string, task="match", flags=flags))
 
 
 class RegexExtract(io.ComfyNode):
@@ -231,15 +232,10 @@ class RegexExtract(io.ComfyNode):
         group_index: int,
     ) -> io.NodeOutput:
         flags = regex_flags(case_insensitive, multiline, dotall)
-        pattern = _compiled(regex_pattern, flags)
-        matches = list(pattern.finditer(string))
-        if mode.startswith("First"):
-            matches = matches[:1]
-        # Of a pattern with groups, all matches are what the first group holds, as in re.findall.
-        whole = min(1, pattern.groups) if mode == "All Matches" else 0
-        group = group_index if mode.endswith(("Group", "Groups")) else whole
-        found = [match[group] or "" for match in matches if group <= match.re.groups]
-        return io.NodeOutput("\n".join(found))
+        found = worked_out(
+            regex_pattern, string, task="extract", flags=flags, mode=mode, group=group_index
+        )
+        return io.NodeOutput(found)
 
 
 class RegexReplace(io.ComfyNode):
@@ -277,23 +273,10 @@ class RegexReplace(io.ComfyNode):
         count: int = 0,
     ) -> io.NodeOutput:
         flags = regex_flags(case_insensitive, multiline, dotall)
-        pattern = _compiled(regex_pattern, flags)
-        try:
-            return io.NodeOutput(pattern.sub(replace, string, count=count))
-        except (re.error, IndexError) as error:
-            raise ValueError(
-                f"replace: {replace!r} is no replacement for {regex_pattern!r}: {error}; write "
-                r"\1 or \g<name> for a group that the pattern has, and \\ for a backslash"
-            ) from error
-
-
-def _compiled(pattern: str, flags: int) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern, flags)
-    except re.error as error:
-        raise ValueError(
-            f"regex_pattern: {pattern!r} is not a regular expression: {error}"
-        ) from error
+        replaced = worked_out(
+            regex_pattern, string, task="replace", flags=flags, replace=replace, count=count
+        )
+        return io.NodeOutput(replaced)
 
 
 class StringExtension(ComfyExtension):

@@ -113,6 +113,24 @@ def test_other_work_stops_too(client: Client, within: Within, kind: str, goal_s:
     works_on(client)
 
 
+def test_a_search_without_end_stops_and_holds_nobody_up(
+    client: Client, house: House, within: Within
+) -> None:
+    g = graph()
+    flags = {"case_insensitive": True, "multiline": False, "dotall": False}
+    text = "a" * 100 + f"! {fresh()}"
+    found = g.node("RegexMatch", id="work", string=text, regex_pattern="(a+)+$", **flags)
+    g.node("PreviewAny", source=found.out(0))
+    prompt_id = client.queue(g)
+    client.wait_for("executing", node="work")
+    time.sleep(0.05)
+    begin = time.monotonic()
+    assert house.server.get("/queue")["queue_running"]
+    within(0.25, time.monotonic() - begin)
+    within(0.25, cancelled(client, prompt_id))
+    works_on(client)
+
+
 def test_only_the_named_job_is_hit(client: Client, house: House) -> None:
     first, second = client.queue(working("TrialPolite")), client.queue(working("TrialPolite"))
     third = client.queue(working("TrialPolite"))

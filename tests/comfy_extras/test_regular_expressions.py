@@ -1,0 +1,142 @@
+"""Regular expressions of the text nodes: those of `re`, in bounded time, cancellable."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from comfy.interrupt import InterruptProcessingException, interrupt_current_processing
+from comfy_extras import nodes_string, regex_child, regular_expressions
+
+FLAGS = {"case_insensitive": False, "multiline": False, "dotall": False}
+ENDLESS = [r"(a+)+$", r"(a|a)*$", r"(a?){40}a{40}$", r"(.*)*,$", r"^(\w+\s?)*$", r"(?:a*)*b"]
+TEXT = "a" * 40 + "!"
+PATTERNS = [
+    "b", "^a.*b$", r"\d+", r"(\w)=(\d)", r"(?P<key>\w+)=(?P<value>\d+)", r"(?i:B)|c", "a{2,3}",
+    "a{e}", r"[[:alpha:]]+", r"\bna\u00efve\b", "\u00df", r"\w+", r"\s", "(x)?y", r"(a)\1", "",
+    r"(?<=a)b", r"(?!a).", "[^a-c]+", "k",
+]  # fmt: skip
+TEXTS = [
+    "", "aab\nab", "w=3 h=44", "a{e} :alpha:", "na\u00efve STRASSE stra\u00dfe",
+    "\u0939\u093f\u0928\u094d\u0926\u0940 \u00b2", "y xy\x1cB",
+    "aa\r\nAA\u2028 \u212a \u017f \ud800",
+]  # fmt: skip
+
+
+def call(node: str, pattern: str, string: str = TEXT) -> Any:
+    """A node's output."""
+    given = {"string": string, "regex_pattern": pattern, **FLAGS}
+    if node == "RegexExtract":
+        given |= {"mode": "All Matches", "group_index": 1}
+    if node == "RegexReplace":
+        given |= {"replace": "#"}
+    return getattr(nodes_string, node).execute(**given)[0]
+
+
+def of_re(pattern: str, string: str, flags: int) -> list[Any]:
+    """What `re` finds, joins and replaces."""
+    found = [m if isinstance(m, str) else m[0] for m in re.findall(pattern, string, flags)]
+    return [
+        re.search(pattern, string, flags) is not None,
+        "\n".join(found),
+        re.sub(pattern, r"<\g<0>>", string, count=2, flags=flags),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Possible nested set")
+@pytest.mark.parametrize("flags", [0, re.I, re.M | re.S, re.I | re.M | re.S])
+def test_a_search_finds_what_re_finds(flags: int) -> None:
+    tasks: list[dict[str, Any]] = [
+        {"task": "match"},
+        {"task": "extract", "mode": "All Matches", "group": 1},
+        {"task": "replace", "replace": r"<\g<0>>", "count": 2},
+    ]
+    for pattern in PATTERNS:
+        for string in TEXTS:
+            ours = [
+                regex_child.answer(
+                    {"pattern": pattern, "string": string, "flags": int(flags), **task}
+                )["result"]
+                for task in tasks
+            ]
+            assert ours == of_re(pattern, string, flags), (pattern, string)
+
+
+@pytest.mark.parametrize("string", TEXTS)
+def test_a_process_of_its_own_gives_the_same_answer(string: str) -> None:
+    pattern = r"(\w|\s)+"
+    assert not regular_expressions.is_quick(pattern, string)
+    ours = [call(node, pattern, string) for node in ("RegexMatch", "RegexExtract")]
+    assert ours == of_re(pattern, string, 0)[:2]
+
+
+@pytest.mark.parametrize("node", ["RegexMatch", "RegexExtract", "RegexReplace"])
+@pytest.mark.parametrize("pattern", ENDLESS)
+def test_a_search_without_end_is_ended_and_its_pattern_named(
+    node: str, pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regular_expressions, "TIME_LIMIT_S", 0.05)
+    with pytest.raises(ValueError, match=r"took more than 0\.05 s") as caught:
+        call(node, pattern)
+    assert repr(pattern) in str(caught.value)
+
+
+def test_other_threads_go_on_and_the_search_can_be_cancelled() -> None:
+    ended: list[BaseException] = []
+
+    def search() -> None:
+        try:
+            call("RegexMatch", "(a+)+$")
+        except InterruptProcessingException as error:
+            ended.append(error)
+
+    worker = threading.Thread(target=search)
+    worker.start()
+    begin = time.monotonic()
+    while time.monotonic() - begin < 0.2:
+        time.sleep(0.01)  # would not come back if the search held the interpreter's lock
+    interrupt_current_processing()
+    worker.join(3.0)
+    interrupt_current_processing(False)
+    assert not worker.is_alive()
+    assert ended
+
+
+QUICK: dict[str, Callable[[int], str]] = {
+    "a+$": lambda n: "a" * n + "!",
+    r"(a*)\1!b": lambda n: "a" * n,
+    "a*" + "a" * 100 + "b": lambda n: "a" * n,
+    r"\s+$": lambda n: " " * n + "x",
+}
+
+
+@pytest.mark.parametrize("pattern", QUICK)
+def test_only_a_search_of_few_steps_is_done_at_once(pattern: str) -> None:
+    lengths = [n for n in range(0, 3000, 50) if regular_expressions.is_quick(pattern, "x" * n)]
+    assert 50 < max(lengths) < 2000
+    begin = time.process_time()
+    call("RegexMatch", pattern, QUICK[pattern](max(lengths) - 1))
+    assert time.process_time() - begin < 1.0
+    assert not any(regular_expressions.is_quick(endless, TEXT) for endless in ENDLESS)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(" * 3000 + ")" * 3000, "is not a regular expression"),
+        ("a{99999999999999999999}", "is not a regular expression"),
+        ("(?:|a){4294967294}", "took more than|cannot be searched for"),
+        ("(a|b", "is not a regular expression"),
+    ],
+)
+def test_a_pattern_that_breaks_the_search_is_named(
+    pattern: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regular_expressions, "TIME_LIMIT_S", 1.0)
+    with pytest.raises(ValueError, match=reason):
+        call("RegexMatch", pattern)
