@@ -61,8 +61,8 @@ AUTOENCODER: dict[str, Any] = {
 
 def shapes() -> dict[str, tuple[int, ...]]:
     """Shape of every weight by the key it has in a v1-5 file."""
+    from comfy.ldm.autoencoder.kl import AutoencoderKL
     from comfy.ldm.clip.text import CLIPTextModel
-    from comfy.ldm.models.autoencoder import AutoencoderKL
     from comfy.ldm.unet.model import UNetModel
     from comfy.ops import disable_weight_init
 

@@ -1,6 +1,7 @@
 """What a sampling step costs: beside the network, and with it.
 
-    python benchmarks/sampling.py [--steps 50] [--runs 5] [--size 64] [--every] [--network-ms 0]
+    python benchmarks/sampling.py [--steps 50] [--runs 5] [--size 64] [--every [NAME ...]]
+        [--network-ms 0]
     python benchmarks/sampling.py --beside-diffusers [--pixels 512] [--network-steps 3]
 
 The first measures everything but the network: a base model whose forward only returns a tensor is
@@ -9,7 +10,7 @@ noise, callback. The goal is under 1 ms a step for a latent of Stable Diffusion 
 (64 x 64 cells, cfg on). Processor time of this thread is shown beside wall time: on a busy machine
 only it is comparable. SDE samplers draw their noise beside the network, so they are also measured
 with one that computes for a while (`--network-ms` gives one to all). `--every` goes through the
-whole menu and divides by model calls, not by steps.
+whole menu, or the samplers named, and divides by model calls, not by steps.
 
 The second takes whole steps of the full-size network beside diffusers' (see beside_diffusers.py):
 8 GB of memory, 2 minutes on two cores.
@@ -85,7 +86,8 @@ class FreeModel(nn.Module):
     def scale_latent_inpaint(
         self, sigma: Tensor, noise: Tensor, latent_image: Tensor, **kwargs: Any
     ) -> Tensor:
-        return self.model_sampling.noise_scaling(sigma, noise, latent_image)
+        scaled: Tensor = self.model_sampling.noise_scaling(sigma, noise, latent_image)
+        return scaled
 
 
 def entry(**options: Any) -> list[Any]:
@@ -138,7 +140,8 @@ def cases(args: argparse.Namespace) -> dict[str, Callable[[], tuple[float, float
 def every_sampler(
     args: argparse.Namespace,
 ) -> dict[str, Callable[[], tuple[float, float, float]]]:
-    return {name: partial(measure, name, entry(), args) for name in solvers.MENU_NAMES}
+    names = args.every or solvers.MENU_NAMES
+    return {name: partial(measure, name, entry(), args) for name in names}
 
 
 def compare_with_diffusers(args: argparse.Namespace) -> None:
@@ -158,7 +161,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--size", type=int, default=64, help="cells of the square latent")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--every", action="store_true", help="all samplers, by model call")
+    parser.add_argument(
+        "--every", nargs="*", metavar="NAME", choices=solvers.MENU_NAMES,
+        help="all samplers, or these, by model call",
+    )  # fmt: skip
     parser.add_argument("--network-ms", type=float, default=0.0, help="time of a model call")
     parser.add_argument("--beside-diffusers", action="store_true", help="whole steps instead")
     parser.add_argument("--pixels", type=int, default=512, help="side of the picture there")
@@ -173,11 +179,12 @@ def main() -> None:
         compare_with_diffusers(args)
         return
     print(f"latent [1, 4, {args.size}, {args.size}], {args.steps} steps, {args.threads} threads")
-    unit = "call" if args.every else "step"
-    table = every_sampler(args) if args.every else cases(args)
+    by_call = args.every is not None
+    unit = "call" if by_call else "step"
+    table = every_sampler(args) if by_call else cases(args)
     for name, case in table.items():
         wall, busy, calls = case()
-        if args.every:
+        if by_call:
             wall, busy = wall / max(calls, 1), busy / max(calls, 1)
         mark = "" if min(wall, busy) < GOAL_MS else f"  above the goal of {GOAL_MS:g} ms"
         spent = f"{wall:7.3f} ms a {unit}, processor {busy:7.3f} ms"
