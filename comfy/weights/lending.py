@@ -17,12 +17,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from comfy.weights import row_blocks
 from comfy.weights.holders import is_held_once, owns_memory
-from comfy.weights.mapped_file import MappedFile, mapping_of, release_pages
+from comfy.weights.mapped_file import MappedFile, mapping_of, populate_pages, release_pages
 from comfy.weights.pages import WeightMemory
 from comfy.weights.row_blocks import Term
 from comfy.weights.sources import source_of
@@ -69,6 +68,7 @@ class LentWeight:
             return False
         rows = row_blocks.as_rows(self.weight, self.weight)
         source = row_blocks.as_rows(self._source, self.weight)
+        populate_pages(self._source)
         if not self.is_lent and not self._gives(source, rows):
             logger.debug("'%s' differs from its file; it is patched beside", self.key)
             return False
@@ -105,6 +105,7 @@ class LentWeight:
     def _recover(self, into: torch.Tensor) -> None:
         """Write the original's values to a tensor like it, or to itself."""
         if self.is_lent and self._is_intact():
+            populate_pages(self._source)
             into.copy_(self._source)
             release_pages(self._source)
             return
@@ -115,11 +116,11 @@ class LentWeight:
 
     def _gives(self, source: torch.Tensor, rows: torch.Tensor) -> bool:
         """Whether converting the file's rows gives the bits of these."""
-        bits = np.int64 if rows[:1].nbytes % 8 == 0 else np.int16
+        bits = torch.int32 if rows.dtype == torch.float32 else torch.int16
         for block, start in row_blocks.converted_blocks(source, rows.dtype, self._memory):
-            pair = block, rows[start : start + len(block)]
-            one, other = (t.flatten().view(torch.int16).numpy().view(bits) for t in pair)
-            if not np.array_equal(one, other):  # as fast as two threads of torch
+            differing = block.flatten().view(bits)
+            differing ^= rows[start : start + len(block)].flatten().view(bits)
+            if any(differing.aminmax()):  # on all threads, which `torch.equal` is not
                 return False
         return True
 

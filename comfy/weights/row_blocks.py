@@ -90,7 +90,9 @@ def converted_blocks(
 
     All lie in the same memory, which what is done to a block may change.
     """
-    blocks = max(1, -(-rows.numel() // BLOCK_ELEMENTS))
+    if not rows.numel():
+        return
+    blocks = -(-rows.numel() // BLOCK_ELEMENTS)
     step = max(1, -(-len(rows) // blocks))
     converted = memory.scratch((step, *rows.shape[1:]), dtype)
     for start in range(0, len(rows), step):

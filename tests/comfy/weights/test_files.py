@@ -333,6 +333,46 @@ def test_pages_that_were_written_to_are_kept(tmp_path: Path) -> None:
     assert tensors["a"].sum() == 7
 
 
+def resident_pages(tensor: torch.Tensor) -> int:
+    """Pages of a tensor that are in the page table (https://docs.kernel.org/admin-guide/mm)."""
+    first, end = tensor.data_ptr() // 4096, (tensor.data_ptr() + tensor.nbytes + 4095) // 4096
+    with open("/proc/self/pagemap", "rb", buffering=0) as table:
+        table.seek(first * 8)
+        entries = np.frombuffer(table.read((end - first) * 8), dtype=np.uint64)
+    return int((entries >> np.uint64(63)).sum())
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/pagemap"), reason="tells of pages on Linux only")
+def test_populated_pages_are_there_before_they_are_read_and_go_when_released(
+    tmp_path: Path,
+) -> None:
+    save_file({"a": torch.arange(1_000_000.0), "b": torch.ones(1_000)}, tmp_path / "m.safetensors")
+    tensors = load_torch_file(tmp_path / "m.safetensors")
+    before = resident_pages(tensors["a"])
+    mapped_file.populate_pages(tensors["a"])
+    assert resident_pages(tensors["a"]) >= max(before, 900)
+    assert torch.equal(tensors["a"], torch.arange(1_000_000.0))
+    assert mapped_file.release_pages(tensors["a"]) > 3_900_000  # none of them counts as written to
+    assert resident_pages(tensors["a"]) < 10
+
+
+def test_populating_is_only_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped_file.populate_pages(torch.ones(10_000))  # of no file
+    path = tmp_path / "m.safetensors"
+    save_file({"a": torch.zeros(100_000), "b": torch.zeros(0)}, path)
+    tensors = load_torch_file(path)
+    tensors["a"][50_000] = 7
+    mapped_file.populate_pages(tensors["a"])
+    mapped_file.populate_pages(tensors["b"])
+    assert tensors["a"].sum() == 7
+    monkeypatch.setattr(mapped_file, "MADV_POPULATE_READ", 9999)  # as on an older system
+    mapped_file.populate_pages(tensors["a"])
+    assert tensors["a"].sum() == 7
+    monkeypatch.undo()
+    os.truncate(path, 0)
+    mapped_file.populate_pages(tensors["a"])  # where reading would end the process
+
+
 def test_unaligned_tensors_are_copied(tmp_path: Path) -> None:
     header = json.dumps({"a": entry("F32", [1], 0, 4)}).encode()
     header += b" " * ((3 - len(header)) % 8)  # the data part starts at an odd address

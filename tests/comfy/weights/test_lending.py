@@ -134,6 +134,37 @@ def test_a_weight_changed_by_hand_is_left_alone(
     assert torch.equal(bits(module.weight), before)
 
 
+@pytest.mark.parametrize(("stored", "used"), WIDTHS, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "channels_last"), [((40, 60), False), ((7, 3), False), ((24, 6, 3, 3), True)]
+)
+def test_any_bit_of_any_block_is_a_change(
+    shape: tuple[int, ...], channels_last: bool, stored: torch.dtype, used: torch.dtype,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    module = loaded(tmp_path, shape, stored, used, channels_last)
+    lent = lent_of(module)
+    weight = row_blocks.as_rows(module.weight, module.weight).flatten()
+    integers = weight.view(torch.int32 if used == torch.float32 else torch.int16)
+    for place in [*range(0, weight.numel(), 97), weight.numel() - 1]:
+        for bit in (0, 9, used.itemsize * 8 - 1):
+            plain = integers[place].item()
+            integers[place] ^= -(1 << bit) if bit == used.itemsize * 8 - 1 else 1 << bit
+            changed = bits(module.weight)
+            assert not lent.patch([lora(shape)])
+            assert not lent.is_lent
+            assert torch.equal(bits(module.weight), changed)
+            integers[place] = plain
+    assert lent.patch([lora(shape)])
+
+
+def test_a_weight_without_elements_is_no_obstacle(tmp_path: Path) -> None:
+    module = loaded(tmp_path, (3, 0))
+    lent = lent_weight(module._parameters, "weight", "weight", WeightMemory())
+    assert lent is None or lent.patch([lora((3, 0))])
+    assert module.weight.shape == (3, 0)
+
+
 def test_the_sign_of_zero_is_a_change(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(8, 8).half()}, tmp_path / "w.safetensors")
     module = Holder((8, 8), torch.float32, False)
