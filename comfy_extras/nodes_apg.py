@@ -10,27 +10,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfy.patching.wrappers import CallbacksMP
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.guidance import Facts, with_pre_cfg
 
-AXES = (-1, -2, -3)
+
+def axes_of(estimate: Tensor) -> tuple[int, ...]:
+    """Axes that a length is taken over: the last three, but never the batch."""
+    return tuple(range(max(1, estimate.ndim - 3), estimate.ndim))
 
 
 def project(vector: Tensor, onto: Tensor) -> tuple[Tensor, Tensor]:
     """Parts of each item of a batch along and across another."""
     normalize = torch.nn.functional.normalize
-    direction = normalize(onto, dim=AXES)  # type: ignore[arg-type]  # documented to take axes
-    along = (vector * direction).sum(dim=AXES, keepdim=True) * direction
+    axes = axes_of(onto)
+    direction = normalize(onto, dim=axes)  # type: ignore[arg-type]  # documented to take axes
+    along = (vector * direction).sum(dim=axes, keepdim=True) * direction
     return along, vector - along
 
 
 class Momentum:
-    """Running sum of the guidance; starts anew when the noise level rises, so with each run."""
+    """Running sum of the guidance; starts anew with each run and when the noise level rises."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
         self._sum: Tensor | None = None
         self._last_sigma: float | None = None
+
+    def forget(self, *_: Any) -> None:
+        """Let go of what a run left: the next may begin at the level where it ended."""
+        self._sum, self._last_sigma = None, None
 
     def add(self, guidance: Tensor, sigma: float) -> Tensor:
         """The guidance with what is left of earlier steps."""
@@ -94,14 +103,16 @@ class APG(io.ComfyNode):
                 return facts["conds_out"]
             guidance = memory.add(cond - uncond, float(facts["sigma"].flatten()[0]))
             if norm_threshold > 0.0:
-                length = guidance.norm(p=2, dim=AXES, keepdim=True)
+                length = guidance.norm(p=2, dim=axes_of(guidance), keepdim=True)
                 guidance = guidance * (norm_threshold / length).clamp(max=1.0)
             along, across = project(guidance, cond)
             kept = across + eta * along
             # Guidance multiplies by the scale afterwards; the plain difference counts once.
             return [uncond + kept + (cond - uncond) / facts["cond_scale"], uncond, *others]
 
-        return with_pre_cfg(model, change)
+        changed = with_pre_cfg(model, change)
+        changed[0].add_callback(CallbacksMP.ON_CLEANUP, memory.forget)
+        return changed
 
 
 class ApgExtension(ComfyExtension):

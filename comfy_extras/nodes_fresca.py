@@ -15,15 +15,18 @@ from comfy_extras.guidance import Facts, with_pre_cfg
 
 
 def scale_frequencies(x: Tensor, low: float, high: float, cutoff: int) -> Tensor:
-    """Frequencies below `cutoff` times `low`, the others times `high`, per row and column axis."""
-    spectrum = torch.fft.fftshift(torch.fft.fftn(x.float(), dim=(-2, -1)), dim=(-2, -1))
-    rows, columns = x.shape[-2:]
-    scale = torch.full((rows, columns), high, device=x.device)
-    reach = [(size // 2, min(cutoff, size // 2)) for size in (rows, columns)]
-    (row, up), (column, across) = reach
-    scale[row - up : row + up, column - across : column + across] = low
-    scaled = torch.fft.ifftshift(spectrum * scale, dim=(-2, -1))
-    return torch.fft.ifftn(scaled, dim=(-2, -1)).real.to(x.dtype)
+    """Frequencies below `cutoff` times `low`, the others times `high`.
+
+    Args:
+        x: [B, C, ..., H, W], scaled per row and column axis, or [B, C, L], along L.
+    """
+    axes = tuple(range(max(2, x.ndim - 2), x.ndim))
+    spectrum = torch.fft.fftshift(torch.fft.fftn(x.float(), dim=axes), dim=axes)
+    scale = torch.full([x.shape[axis] for axis in axes], high, device=x.device)
+    middles = [(size // 2, min(cutoff, size // 2)) for size in scale.shape]
+    scale[tuple(slice(middle - reach, middle + reach) for middle, reach in middles)] = low
+    scaled = torch.fft.ifftshift(spectrum * scale, dim=axes)
+    return torch.fft.ifftn(scaled, dim=axes).real.to(x.dtype)
 
 
 class FreSca(io.ComfyNode):

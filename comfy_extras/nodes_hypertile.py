@@ -53,6 +53,7 @@ class Tiling:
         """Inputs of an attention [B, L, D] -> [B * tiles, L / tiles, D]."""
         height, width = extra_options["original_shape"][-2:]
         tokens = q.shape[-2]
+        self._grid = None  # also after a call that failed between dividing and joining
         sizes = [(height / 2**depth) * (width / 2**depth) for depth in range(self.max_depth + 1)]
         if tokens not in sizes:
             return q, k, v

@@ -62,7 +62,7 @@ def renormed(facts: Facts, channels: int, cfg_trunc: float, renorm_cfg: float) -
             axes = tuple(range(1, made.ndim))
             limit = torch.linalg.vector_norm(guided, dim=axes, keepdim=True) * renorm_cfg
             norm = torch.linalg.vector_norm(made, dim=axes, keepdim=True)
-            made = torch.where(norm >= limit, made * (limit / norm), made)
+            made = torch.where(norm > limit, made * (limit / norm), made)
         guided = made
     return facts["input"] - torch.cat([guided, rest], dim=1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import node_helpers
@@ -316,7 +317,8 @@ class RescaleCFG:
             positive, negative = velocity(facts["cond"]), velocity(facts["uncond"])
             guided = negative + facts["cond_scale"] * (positive - negative)
             axes = tuple(range(1, x.ndim))
-            ratio = positive.std(axes, keepdim=True) / guided.std(axes, keepdim=True)
+            spread = guided.std(axes, keepdim=True)
+            ratio = torch.where(spread > 0, positive.std(axes, keepdim=True) / spread, 1.0)
             final = multiplier * guided * ratio + (1.0 - multiplier) * guided
             return x - (x / norm**2 - final * sigma / norm)
 

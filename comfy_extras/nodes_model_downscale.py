@@ -67,7 +67,7 @@ class PatchModelAddDownscale(io.ComfyNode):
             h: Tensor, skip: Tensor, transformer_options: dict[str, Any]
         ) -> tuple[Tensor, Tensor]:
             del transformer_options
-            if h.shape[2] != skip.shape[2]:
+            if h.shape[-2:] != skip.shape[-2:]:
                 height, width = skip.shape[-2:]
                 h = resize.common_upscale(h, width, height, upscale_method, "disabled")
             return h, skip

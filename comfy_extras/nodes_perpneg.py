@@ -72,7 +72,8 @@ class PerpNeg(io.ComfyNode):
                 facts["cond_scale"],
             )
 
-        view.set_model_sampler_cfg_function(guide)
+        # At a scale of 1 the negative text still takes its share away.
+        view.set_model_sampler_cfg_function(guide, disable_cfg1_optimization=True)
         return io.NodeOutput(view)
 
 

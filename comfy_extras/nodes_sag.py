@@ -106,9 +106,11 @@ class SelfAttentionGuidance(io.ComfyNode):
 
         def change(facts: Facts) -> Tensor:
             guided, uncond = facts["denoised"], facts["uncond_denoised"]
-            if min(guided.shape[2:]) < SMALLEST_SIDE or recorder.scores is None or blur_sigma == 0:
+            scores = recorder.scores
+            if min(guided.shape[2:]) < SMALLEST_SIDE or scores is None or blur_sigma == 0:
+                recorder.scores = None
                 return guided
-            degraded = create_blur_map(uncond, recorder.scores, blur_sigma)
+            degraded = create_blur_map(uncond, scores, blur_sigma)
             (estimate,) = batching.calc_cond_batch(
                 facts["model"],
                 [facts["uncond"]],
@@ -116,6 +118,7 @@ class SelfAttentionGuidance(io.ComfyNode):
                 facts["sigma"],
                 facts["model_options"],
             )
+            recorder.scores = None  # they are large, and of another level at the next step
             return guided + (degraded - estimate) * scale
 
         view = model.clone()

@@ -71,8 +71,9 @@ def guided_by_skipping(
             facts["model"], [facts["cond"]], facts["input"], facts["sigma"], options
         )
         guided = guided + (facts["cond_denoised"] - skipped) * scale
-        if rescaling_scale != 0:
-            factor = facts["cond_denoised"].std() / guided.std()
+        spread = guided.std()
+        if rescaling_scale != 0 and spread > 0:
+            factor = facts["cond_denoised"].std() / spread
             guided = guided * (rescaling_scale * factor + (1 - rescaling_scale))
         return guided
 

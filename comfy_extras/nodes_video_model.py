@@ -192,7 +192,8 @@ class VideoLinearCFGGuidance:
         """A view of the model with a scale for each frame."""
         view, scales = model.clone(), self.scales
         view.set_model_sampler_cfg_function(
-            lambda args: guided_by_frame(args, scales(args, min_cfg))
+            lambda args: guided_by_frame(args, scales(args, min_cfg)),
+            disable_cfg1_optimization=min_cfg != 1,  # then not every frame has a scale of 1
         )
         return (view,)
 
