@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import folder_paths
@@ -11,37 +10,12 @@ from comfy.devices import residency
 from comfy.saving import autoencoder_hints, text_hints
 from comfy.saving import save_checkpoint as write_checkpoint
 from comfy.weights.state_dict import save_torch_file
+from comfy_extras.merging import NETWORK, merged_clip, merged_model
 from comfy_nodes.latent_files import header_text
 
-NETWORK = "diffusion_model."
-NOT_MERGED = (".position_ids", ".logit_scale")  # numbers that are no learned weights of the mix
 HIDDEN = {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"}
 UNIT = {"default": 1.0, "min": 0.0, "max": 1.0, "step": 0.01}
 FACTOR = {"default": 1.0, "min": -10.0, "max": 10.0, "step": 0.01}
-
-Strengths = Callable[[str], tuple[float, float]]
-
-
-def merged_model(model1: Any, model2: Any, strengths: Strengths) -> tuple[Any]:
-    """A view of the first model with the second mixed in.
-
-    Args:
-        strengths: Key -> (factor of the second model's weight, factor of the first one's).
-    """
-    view = model1.clone()
-    for key, patch in model2.get_key_patches(NETWORK).items():
-        second, first = strengths(key)
-        view.add_patches({key: patch}, second, first)
-    return (view,)
-
-
-def merged_clip(clip1: Any, clip2: Any, second: float, first: float) -> tuple[Any]:
-    """A view of the first text encoder with the second mixed in."""
-    view = clip1.clone()
-    for key, patch in clip2.get_key_patches().items():
-        if not key.endswith(NOT_MERGED):
-            view.add_patches({key: patch}, second, first)
-    return (view,)
 
 
 class ModelMergeSimple:

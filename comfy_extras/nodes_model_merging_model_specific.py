@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from comfy_extras.merging import NETWORK
 from comfy_extras.nodes_model_merging import UNIT, ModelMergeBlocks
 
 CATEGORY = "advanced/model_merging/model_specific"
@@ -117,6 +118,24 @@ class MergeByParts(ModelMergeBlocks):
     def INPUT_TYPES(cls) -> dict[str, Any]:
         models = {"model1": ("MODEL",), "model2": ("MODEL",)}
         return {"required": {**models, **{part: ("FLOAT", dict(UNIT)) for part in cls.PARTS}}}
+
+    def merge(self, model1: Any, model2: Any, **ratios: float) -> tuple[Any]:
+        """As for blocks.
+
+        Raises:
+            ValueError: The first model has none of the blocks, or the second is of another kind.
+        """
+        blocks = tuple(part for part in self.PARTS if any(map(str.isdigit, part)))
+        keys = [key.removeprefix(NETWORK) for key in model1.get_key_patches(NETWORK)]
+        if not any(key.startswith(blocks) for key in keys):
+            kind = type(getattr(model1, "model", model1)).__name__
+            found = sorted({key.partition(".")[0] for key in keys})
+            raise ValueError(
+                f"model1: {type(self).__name__} mixes models with blocks such as {blocks[0]!r}, "
+                f"found a {kind} with the parts {', '.join(found)}; take the node of its family, "
+                "or ModelMergeSimple"
+            )
+        return super().merge(model1, model2, **ratios)
 
 
 def merging_node(name: str) -> type[MergeByParts]:
