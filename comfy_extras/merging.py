@@ -65,12 +65,18 @@ def check_alike(
     fitting = sum(key in own and _shape(own[key]) == _shape(others[key]) for key in others)
     fewer = min(len(own), len(others))
     if fitting < ALIKE * fewer or not fewer:
-        kinds = [type(getattr(owner, "model", owner)).__name__ for owner in owners]
+        kinds = [family_of(owner) for owner in owners]
         raise ValueError(
             f"{name}1 ({kinds[0]}, {len(own)} weights) and {name}2 ({kinds[1]}, {len(others)} "
             f"weights) cannot be mixed: {fitting} weights fit each other, expected those of one "
             "architecture and size; connect two models of one family"
         )
+
+
+def family_of(owner: Any) -> str:
+    """What a model (or the module of a text encoder) is, for messages."""
+    model = getattr(owner, "model", owner)
+    return type(getattr(model, "model_config", model)).__name__
 
 
 def _shape(patches: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from comfy_extras.merging import NETWORK
+from comfy_extras.merging import NETWORK, family_of
 from comfy_extras.nodes_model_merging import UNIT, ModelMergeBlocks
 
 CATEGORY = "advanced/model_merging/model_specific"
@@ -125,15 +125,14 @@ class MergeByParts(ModelMergeBlocks):
         Raises:
             ValueError: The first model has none of the blocks, or the second is of another kind.
         """
-        blocks = tuple(part for part in self.PARTS if any(map(str.isdigit, part)))
+        blocks = tuple(part for part in self.PARTS if part.rstrip(".")[-1].isdigit())
         keys = [key.removeprefix(NETWORK) for key in model1.get_key_patches(NETWORK)]
         if not any(key.startswith(blocks) for key in keys):
-            kind = type(getattr(model1, "model", model1)).__name__
             found = sorted({key.partition(".")[0] for key in keys})
             raise ValueError(
                 f"model1: {type(self).__name__} mixes models with blocks such as {blocks[0]!r}, "
-                f"found a {kind} with the parts {', '.join(found)}; take the node of its family, "
-                "or ModelMergeSimple"
+                f"found {family_of(model1)} with the parts {', '.join(found)}; take the node of "
+                "its family, or ModelMergeSimple"
             )
         return super().merge(model1, model2, **ratios)
 
