@@ -72,9 +72,12 @@ class TestModel(nn.Module):
         self, sigma: Tensor, noise: Tensor, latent_image: Tensor, **kwargs: Any
     ) -> Tensor:
         shape = [sigma.shape[0]] + [1] * (noise.ndim - 1)
-        return self.model_sampling.noise_scaling(sigma.reshape(shape), noise, latent_image)
+        made: Tensor = self.model_sampling.noise_scaling(sigma.reshape(shape), noise, latent_image)
+        return made
 
-    def note_call(self, x: Tensor, t: Tensor, context: Tensor | None, options: dict) -> None:
+    def note_call(
+        self, x: Tensor, t: Tensor, context: Tensor | None, options: dict[str, Any]
+    ) -> None:
         self.calls.append(
             {
                 "x": list(x.shape),
