@@ -13,6 +13,7 @@ from comfy import conds, resize
 from comfy.families.base import BaseModel
 from comfy.families.family import ModelFamily
 from comfy.families.model_type import ModelType
+from comfy.families.references import shown_latents
 from comfy.ldm.chroma.model import Chroma as ChromaNetwork
 from comfy.ldm.flux.model import Flux as FluxNetwork
 from comfy.ldm.mmdit.model import OpenAISignatureMMDITWrapper
@@ -113,8 +114,7 @@ class Flux(TransformerModel):
             made["guidance"] = conds.CONDRegular(torch.tensor([float(guidance)]))
         references = kwargs.get("reference_latents")
         if references is not None:
-            latents = [self.process_latent_in(latent) for latent in references]
-            made["ref_latents"] = conds.CONDList(latents)
+            made["ref_latents"] = conds.CONDList(shown_latents(self, references))
             method = kwargs.get("reference_latents_method")
             if method is not None:
                 made["ref_latents_method"] = conds.CONDConstant(method)

@@ -13,6 +13,7 @@ from comfy.families.base import BaseModel
 from comfy.families.family import ClipTarget, ModelFamily, StateDict
 from comfy.families.model_type import ModelType
 from comfy.families.qwen_layout import read_lumina_config, read_qwen_config
+from comfy.families.references import shown_latents
 from comfy.families.text_sizes import llm_dtype
 from comfy.ldm.lumina.model import NextDiT
 from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
@@ -50,8 +51,7 @@ class QwenImageModel(BaseModel):
             made["c_crossattn"] = conds.CONDRegular(kwargs["cross_attn"])
         references = kwargs.get("reference_latents")
         if references is not None:
-            latents = [self.process_latent_in(latent) for latent in references]
-            made["ref_latents"] = conds.CONDList(latents)
+            made["ref_latents"] = conds.CONDList(shown_latents(self, references))
             method = kwargs.get("reference_latents_method")
             if method is not None:
                 made["ref_latents_method"] = conds.CONDConstant(method)

@@ -12,6 +12,7 @@ from comfy import conds, resize
 from comfy.families.base import BaseModel
 from comfy.families.family import ModelFamily
 from comfy.families.model_type import ModelType
+from comfy.families.references import shown_latents
 from comfy.ldm.wan.model import VaceWanModel, WanModel
 
 MASK_CHANNELS = 4  # frames that share a latent frame
@@ -97,7 +98,7 @@ class WAN21(BaseModel):
             made["time_dim_concat"] = conds.CONDRegular(self.process_latent_in(behind))
         references = kwargs.get("reference_latents")
         if references is not None:
-            latent = self.process_latent_in(references[-1])[:, :, 0]
+            latent = shown_latents(self, references[-1:])[0][:, :, 0]
             made["reference_latent"] = conds.CONDRegular(latent)
         return made
 

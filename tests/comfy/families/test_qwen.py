@@ -236,6 +236,21 @@ def test_a_reference_picture_is_looked_at(tmp_path: Path) -> None:
     assert not torch.allclose(sampled(model, clip, reference_latents=seen), plain)
 
 
+@pytest.mark.parametrize("shape", [(1, 4, 4, 6), (1, 4, 1, 4, 6), (1, 48, 1, 4, 6), (16, 4, 6)])
+@torch.inference_mode()
+def test_a_reference_of_another_autoencoder_is_refused(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    paths = qwen_image_files(tmp_path)
+    model = loading.load_diffusion_model(paths["model"])
+    clip = text_loading.load_clip([paths["clip"]])
+    found = re.escape(str(list(shape)))
+    with pytest.raises(
+        ValueError, match=rf"expected latents with 16 channels, as QwenImage.*{found}"
+    ):
+        sampled(model, clip, reference_latents=[torch.zeros(shape)])
+
+
 def edited(clip: Any, text: str, *pictures: Tensor, vae: Any = None) -> tuple[Tensor, Any]:
     """What the node for some pictures makes."""
     given = {f"image{number}": one for number, one in enumerate(pictures, 1)}
