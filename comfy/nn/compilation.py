@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from comfy import progress
 from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.nn import attention
 
@@ -32,6 +33,9 @@ MARK = "compiles_alone"
 
 MAX_VARIANTS = 128
 """Kinds of one block (widths, single item or batch, casting or not) that are kept compiled."""
+
+TAKES = "the first run takes up to minutes (most on a CPU), the next ones seconds or less"
+"""What the person at the graph is told about it."""
 
 OPTIONS = "transformer_options"
 CHANGING = ("patches", "patches_replace", attention.OVERRIDE_KEY)
@@ -143,6 +147,7 @@ class RegionalCompiler:
             self._regions = [Region(block, self._of(type(block))) for block in regions(network)]
             attention.selected()  # now: choosing says so, which compiled code cannot
             logger.info("Compiling %d blocks of %s", len(self._regions), type(network).__name__)
+            progress.note(f"compiling {len(self._regions)} blocks: {TAKES}")
         patched = any((options or {}).get(name) for name in CHANGING)
         swapped = [region for region in self._regions if region.is_compilable(patched)]
         with ExitStack() as undo:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from comfy import progress
 from comfy.nn.wrappers import run_wrapped
 from comfy.patching.patcher import ModelPatcher
 from comfy_extras.nodes_torch_compile import TorchCompileModel, set_torch_compile_wrapper
@@ -36,7 +38,9 @@ def wrappers(patcher: Any) -> dict[str, Any]:
     return {"wrappers": patcher.wrappers}
 
 
-def test_the_view_runs_compiled_and_the_model_it_came_from_does_not() -> None:
+def test_the_view_runs_compiled_and_the_model_it_came_from_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plain = ModelPatcher(Base(), load_device=CPU, offload_device=CPU)
     view: Any = TorchCompileModel.execute(plain, "inductor").result[0]
     assert view is not plain
@@ -56,7 +60,11 @@ def test_the_view_runs_compiled_and_the_model_it_came_from_does_not() -> None:
         set_torch_compile_wrapper(view, backend)  # type: ignore[arg-type]
     assert len(view.wrappers["apply_model"]["torch.compile"]) == 1
     x = torch.randn(3, 4)
+    shown: list[str] = []
+    monkeypatch.setattr(progress, "NOTE_HOOK", shown.append)
     ours = view.model.apply_model(x, wrappers(view))
     assert len(compiled) == 1
+    assert len(shown) == 1
+    assert shown[0].startswith("compiling 2 blocks: the first run takes")
     torch.testing.assert_close(ours, plain.model.apply_model(x, {}))
     assert len(compiled) == 1
