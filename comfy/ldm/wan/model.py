@@ -186,6 +186,12 @@ class WanModel(nn.Module):
         x = pad_to_patch_size(x, self.patch_size)
         if time_dim_concat is not None:
             behind = pad_to_patch_size(time_dim_concat, self.patch_size)
+            if (behind.shape[1], *behind.shape[3:]) != (x.shape[1], *x.shape[3:]):
+                raise ValueError(
+                    f"time_dim_concat: expected frames {_each(x)}, as this network takes them, "
+                    f"found {_each(behind)}; frames behind the video (WanPhantomSubjectToVideo) "
+                    "are for text-to-video models and the size of the latent"
+                )
             x = torch.cat([x, behind.expand(x.shape[0], *behind.shape[1:])], dim=2)
         length = x.shape[2]
         if self.ref_conv is not None and kwargs.get("reference_latent") is not None:
@@ -356,3 +362,8 @@ class VaceWanModel(WanModel):
     def _control_tokens(self, video: Tensor) -> Tensor:
         padded = pad_to_patch_size(video, self.patch_size)
         return self.vace_patch_embedding(padded).flatten(2).transpose(1, 2)
+
+
+def _each(video: Tensor) -> str:
+    channels, _, height, width = video.shape[1:]
+    return f"of {channels} channels and {height} x {width} cells"

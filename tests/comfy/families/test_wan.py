@@ -18,7 +18,7 @@ from comfy.ops import manual_cast
 from comfy.saving import save_checkpoint
 from comfy.text_encoders import t5_pieces
 from comfy.vae.vae import VAE
-from comfy_extras.nodes_wan import WanImageToVideo, WanVaceToVideo
+from comfy_extras.nodes_wan import WanImageToVideo, WanPhantomSubjectToVideo, WanVaceToVideo
 from comfy_nodes.sampling import common_ksampler
 from tests.comfy.families.test_transformers import random_like
 from tests.comfy.text_encoders.test_sentencepiece_file import piece_file
@@ -130,6 +130,31 @@ def test_a_control_video_acts_by_its_strength(tmp_path: Path) -> None:
 
     assert not torch.allclose(run(1.0, video), run(1.0, 1 - video))
     assert torch.equal(run(0.0, video), run(0.0, 1 - video))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "found"),
+    [
+        ("i2v", (48, 32), "36 channels and 4 x 6 cells.*16 channels and 4 x 6 cells"),
+        ("t2v", (64, 32), "16 channels and 4 x 6 cells.*16 channels and 4 x 8 cells"),
+        ("t2v", (48, 32), None),
+    ],
+)
+@torch.inference_mode()
+def test_frames_behind_a_video_must_be_like_its_own(
+    kind: str, size: tuple[int, int], found: str | None, tmp_path: Path
+) -> None:
+    paths = wan_files(tmp_path, kind, in_dim=36 if kind == "i2v" else 16)
+    model, clip, vae = load(paths)
+    positive, negative = texts(clip)
+    picture = torch.rand(1, 32, 48, 3)
+    made = WanPhantomSubjectToVideo.execute(positive, negative, vae, *size, 9, 1, picture)
+    latent = torch.zeros(1, 16, 3, 4, 6)
+    if found is None:
+        assert sampled(model, made[0], made[1], latent).shape == latent.shape
+        return
+    with pytest.raises(ValueError, match=rf"time_dim_concat: .*{found}"):
+        sampled(model, made[0], made[1], latent)
 
 
 @torch.inference_mode()
