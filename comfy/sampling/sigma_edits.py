@@ -15,6 +15,9 @@ from comfy import progress
 
 logger = logging.getLogger(__name__)
 
+NUMBER = re.compile(r"[-+]?(?:\d+(?:\.+\d+)?|(?<!\.)\.+\d+)")
+"""A decimal number; each letter of a text is looked at a few times only, whatever it is."""
+
 # A flipped schedule that ended clean starts this far above zero: zero has no logarithm.
 FLIPPED_ZERO = 0.0001
 
@@ -81,7 +84,7 @@ def parse(text: str) -> Tensor:
 
     Words among them (`inf`, `1e-3`) are said on the node, with what was read.
     """
-    levels = [float(n) for n in re.findall(r"[-+]?(?:\d*\.*\d+)", text)]
+    levels = [float(number) for number in NUMBER.findall(text)]
     words = re.findall(r"[^\W\d_]+", text)
     if words:
         progress.warn(

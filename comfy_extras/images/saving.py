@@ -139,7 +139,7 @@ def svg_metadata(prompt: Any, extra: dict[str, Any] | None) -> str | None:
 
 def with_svg_metadata(svg: bytes, metadata: str | None) -> bytes:
     """The SVG with the element right after its opening tag; unchanged if it has none."""
-    opening = re.search(rb"<svg\b[^>]*>", svg)
+    opening = re.search(rb"<svg\b[^<>]*>", svg)
     if metadata is None or opening is None:
         return svg
     end = opening.end()

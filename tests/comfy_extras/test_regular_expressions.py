@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from comfy.interrupt import InterruptProcessingException, interrupt_current_processing
-from comfy_extras import nodes_string, regex_child, regular_expressions
+from comfy.sampling import sigma_edits
+from comfy_extras import nodes_slg, nodes_string, regex_child, regular_expressions
+from comfy_extras.images import saving
 
 FLAGS = {"case_insensitive": False, "multiline": False, "dotall": False}
 ENDLESS = [r"(a+)+$", r"(a|a)*$", r"(a?){40}a{40}$", r"(.*)*,$", r"^(\w+\s?)*$", r"(?:a*)*b"]
@@ -140,3 +142,24 @@ def test_a_pattern_that_breaks_the_search_is_named(
     monkeypatch.setattr(regular_expressions, "TIME_LIMIT_S", 1.0)
     with pytest.raises(ValueError, match=reason):
         call("RegexMatch", pattern)
+
+
+LONG: dict[str, Callable[[], object]] = {
+    "levels": lambda: sigma_edits.parse("." * 60_000),
+    "levels behind a sign": lambda: sigma_edits.parse("-" + "." * 60_000 + "x" + "1" * 60),
+    "openings of a drawing": lambda: saving.with_svg_metadata(b"<svg " * 60_000, "about"),
+    "openings not closed": lambda: saving.with_svg_metadata(b"<svg" + b" a" * 60_000, "about"),
+    "layers to skip": lambda: nodes_slg.layers_of("1 a" * 60_000),
+}
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_the_searches_of_nodes_take_no_longer_than_a_text_is_long(case: str) -> None:
+    begin = time.process_time()
+    LONG[case]()
+    assert time.process_time() - begin < 2.0  # where each letter meets each other: half a minute
+
+
+def test_levels_are_read_as_written() -> None:
+    text = "14.6, 2 .5;-1 +3..x 7.25.5 ."
+    assert sigma_edits.parse(text).tolist() == pytest.approx([14.6, 2, 0.5, -1, 3, 7.25, 0.5])
