@@ -19,6 +19,7 @@ from comfy.families.model_type import ModelType
 from comfy.ldm.autoencoder.kl import AutoencoderKL
 from comfy.ldm.autoencoder.layers import AutoencoderConfig
 from comfy.saving import save_checkpoint
+from comfy.text_encoders import t5_pieces
 from comfy.weights.fill import IncompleteWeightsError
 from comfy_nodes.sampling import common_ksampler
 from tests.comfy.text_encoders.test_sentencepiece_file import piece_file
@@ -186,8 +187,9 @@ def test_the_t5_of_a_checkpoint_keeps_the_files_number_type(
 
 
 def test_without_a_vocabulary_the_error_says_what_to_fetch(
-    golden_folder: Path, tmp_path: Path
+    golden_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(t5_pieces, "PACKAGE", "a_package_nobody_has")
     path = flux_checkpoint(tmp_path, golden_folder)
     with pytest.raises(FileNotFoundError, match=r"word pieces of T5.*models/text_encoders"):
         loading.load_checkpoint_guess_config(str(path))
