@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from comfy.ldm.llm.model import DecoderLLM
 from comfy.text_encoders.encoder import Chunk, SDClipModel
+from comfy.text_encoders.pieces import read_pieces
 from comfy.text_encoders.t5_pieces import DATA_ENTRY
 from comfy.text_encoders.tokenizer import UNLIMITED, SDTokenizer
 
@@ -56,16 +57,7 @@ class LlamaPieces:
             FileNotFoundError: There is none; the text says what is needed.
             ValueError: The file is no tokenizer.
         """
-        if source is None or not Path(source).is_file():
-            raise FileNotFoundError(
-                f"the word pieces of Llama 3 were not found ({source or 'no file given'}); {WANTED}"
-            )
-        try:
-            return cls(Tokenizer.from_file(str(source)))
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(
-                f"{source} holds no word pieces of Llama 3 ({error}); {WANTED}"
-            ) from error
+        return cls(read_pieces(source, "Llama 3", WANTED))
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         """``{"input_ids": [start, ...]}``."""

@@ -19,6 +19,7 @@ from comfy import progress
 from comfy.ldm.llm.model import DecoderLLM
 from comfy.ldm.llm.qwen_vl import IMAGE, QwenVL
 from comfy.text_encoders.encoder import Chunk, SD1ClipModel, SDClipModel
+from comfy.text_encoders.pieces import read_pieces
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, package_folders
 from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
 
@@ -71,16 +72,7 @@ class QwenPieces:
             FileNotFoundError: There is none; the text says what is needed.
             ValueError: The file is no tokenizer.
         """
-        if source is None or not Path(source).is_file():
-            raise FileNotFoundError(
-                f"the word pieces of Qwen were not found ({source or 'no file given'}); {WANTED}"
-            )
-        try:
-            return cls(Tokenizer.from_file(str(source)))
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(
-                f"{source} holds no word pieces of Qwen ({error}); {WANTED}"
-            ) from error
+        return cls(read_pieces(source, "Qwen", WANTED))
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         """``{"input_ids": [...]}``."""

@@ -138,9 +138,10 @@ def test_a_lora_that_fits_nothing_is_an_error_that_names_it(loaded: Any) -> None
 def test_a_lora_file_is_read_once_per_node(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, clip, _ = loaded
     node = nodes.LoraLoader()
-    node.load_lora(model, clip, "fits.safetensors", 1.0, 1.0)
+    first = node.load_lora(model, clip, "fits.safetensors", 1.0, 1.0)
     monkeypatch.setattr("comfy_nodes.loaders.load_torch_file", None)
-    node.load_lora(model, clip, "fits.safetensors", 0.5, 0.5)
+    again = node.load_lora(model, clip, "fits.safetensors", 1.0, 1.0)
+    assert torch.equal(sample(*again), sample(*first))
 
 
 def test_a_configuration_adds_prediction_type_and_text_layer(models: Path, loaded: Any) -> None:
