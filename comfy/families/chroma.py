@@ -34,10 +34,6 @@ class Chroma(ModelFamily):
         del state_dict, prefix
         return ModelType.FLUX
 
-    def inpaint_model(self) -> bool:
-        """Never: there are no kinds with more input channels."""
-        return False
-
     def get_model(
         self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
     ) -> BaseModel:

@@ -130,7 +130,7 @@ class ModelFamily:
 
     def inpaint_model(self) -> bool:
         """Whether the network takes a mask and a masked image beside the latent."""
-        return self.unet_config.get("in_channels", 4) > 4
+        return False
 
     def set_inference_dtype(
         self, dtype: torch.dtype | None, manual_cast_dtype: torch.dtype | None
@@ -219,3 +219,11 @@ def replace_prefixes(state_dict: Mapping[str, Tensor], renames: Mapping[str, str
                 renamed[new + key[len(old) :]] = value
                 break
     return renamed
+
+
+class UNetFamily(ModelFamily):
+    """A family of Stable Diffusion's UNets: with more input channels they inpaint."""
+
+    def inpaint_model(self) -> bool:
+        """See the base."""
+        return self.unet_config.get("in_channels", 4) > 4

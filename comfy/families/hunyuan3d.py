@@ -92,10 +92,6 @@ class Hunyuan3Dv2(ModelFamily):
         del state_dict, prefix
         return ModelType.FLOW
 
-    def inpaint_model(self) -> bool:
-        """Never."""
-        return False
-
     def get_model(
         self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
     ) -> BaseModel:

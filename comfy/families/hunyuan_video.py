@@ -191,10 +191,6 @@ class HunyuanVideo(ModelFamily):
         del state_dict, prefix
         return ModelType.FLOW
 
-    def inpaint_model(self) -> bool:
-        """Never: what lies beside the latent is the base model's own business."""
-        return False
-
     def get_model(
         self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
     ) -> HunyuanVideoModel:

@@ -145,10 +145,6 @@ class LTXV(ModelFamily):
         del state_dict, prefix
         return ModelType.FLUX
 
-    def inpaint_model(self) -> bool:
-        """Never."""
-        return False
-
     def get_model(
         self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
     ) -> BaseModel:

@@ -108,10 +108,6 @@ class PixArtAlpha(ModelFamily):
     vae_key_prefix = ["vae."]
     text_encoder_key_prefix = ["text_encoders."]
 
-    def inpaint_model(self) -> bool:
-        """Never."""
-        return False
-
     def get_model(
         self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
     ) -> BaseModel:

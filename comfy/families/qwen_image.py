@@ -115,10 +115,6 @@ class QwenImage(ModelFamily):
         del state_dict, prefix
         return ModelType.FLUX
 
-    def inpaint_model(self) -> bool:
-        """Never."""
-        return False
-
     def get_model(
         self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
     ) -> BaseModel:
@@ -146,10 +142,6 @@ class ZImage(ModelFamily):
         """Flow on times 0..1."""
         del state_dict, prefix
         return ModelType.FLOW
-
-    def inpaint_model(self) -> bool:
-        """Never."""
-        return False
 
     def get_model(
         self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None

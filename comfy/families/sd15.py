@@ -21,8 +21,8 @@ from comfy.families import sd15_model
 from comfy.families.base import BaseModel
 from comfy.families.family import (
     ClipTarget,
-    ModelFamily,
     StateDict,
+    UNetFamily,
     add_prefix,
     replace_prefixes,
 )
@@ -30,7 +30,7 @@ from comfy.families.unet_layout import read_unet_config
 from comfy.text_encoders.sd1 import SD1ClipModel, SD1Tokenizer
 
 
-class SD15(ModelFamily):
+class SD15(UNetFamily):
     """Stable Diffusion 1.x."""
 
     unet_config = {

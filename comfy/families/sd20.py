@@ -13,8 +13,8 @@ from comfy import latent_formats
 from comfy.families import openclip
 from comfy.families.family import (
     ClipTarget,
-    ModelFamily,
     StateDict,
+    UNetFamily,
     add_prefix,
     replace_prefixes,
 )
@@ -29,7 +29,7 @@ VELOCITY_SPREAD = 0.09
 UPSCALER_CHANNELS = 7
 
 
-class SD20(ModelFamily):
+class SD20(UNetFamily):
     """Stable Diffusion 2.x."""
 
     unet_config = {

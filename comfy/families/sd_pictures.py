@@ -150,10 +150,6 @@ class SVD_img2vid(ModelFamily):
         """Velocity on continuous noise levels."""
         return ModelType.V_PREDICTION_EDM
 
-    def inpaint_model(self) -> bool:
-        """Never: its further channels are the picture."""
-        return False
-
     def get_model(
         self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
     ) -> BaseModel:

@@ -19,8 +19,8 @@ from comfy.families import openclip, sdxl_model
 from comfy.families.base import BaseModel
 from comfy.families.family import (
     ClipTarget,
-    ModelFamily,
     StateDict,
+    UNetFamily,
     replace_prefixes,
 )
 from comfy.families.model_type import ModelType
@@ -30,7 +30,7 @@ from comfy.text_encoders.sdxl import SDXLClipModel, SDXLRefinerClipModel, SDXLTo
 STRUCTURE = {"use_linear_in_transformer": True, "use_temporal_attention": False}
 
 
-class SDXL(ModelFamily):
+class SDXL(UNetFamily):
     """SDXL."""
 
     unet_config: dict[str, Any] = dict(STRUCTURE)
@@ -140,7 +140,7 @@ class SDXL_instructpix2pix(SDXL):
         return self._build(sdxl_model.SDXL_instructpix2pix, state_dict, prefix, device)
 
 
-class SDXLRefiner(ModelFamily):
+class SDXLRefiner(UNetFamily):
     """SDXL refiner."""
 
     unet_config = dict(STRUCTURE)
