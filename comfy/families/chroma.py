@@ -11,7 +11,6 @@ import torch
 
 from comfy import latent_formats
 from comfy.families import dit_model
-from comfy.families.base import BaseModel
 from comfy.families.dit_layout import read_chroma_config
 from comfy.families.family import ClipTarget, ModelFamily, StateDict
 from comfy.families.model_type import ModelType
@@ -27,18 +26,9 @@ class Chroma(ModelFamily):
     sampling_settings = {"multiplier": 1.0}
     latent_format: Any = latent_formats.Flux
     memory_usage_factor = 3.2
+    prediction = ModelType.FLUX
+    base_model = dit_model.Chroma
     supported_inference_dtypes = [torch.bfloat16, torch.float16, torch.float32]
-
-    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
-        """Flow with the shift of the large models."""
-        del state_dict, prefix
-        return ModelType.FLUX
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The Chroma base model."""
-        return self._build(dit_model.Chroma, state_dict, prefix, device)
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
         """T5-XXL."""

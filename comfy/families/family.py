@@ -61,6 +61,8 @@ class ModelFamily:
             adds.
         unet_extra_config: Values that shapes cannot tell and the family fixes (head counts, norm
             groups).
+        prediction: Prediction type of the family's networks, where all have the same.
+        base_model: Class of the base model; None stands for `BaseModel`.
         required_keys: Keys outside the diffusion network that must exist, with the prefix they
             carry in the file.
         memory_usage_factor: Relative size of activations, 1.0 for Stable Diffusion 1.x.
@@ -69,6 +71,8 @@ class ModelFamily:
     unet_config: dict[str, Any] = {}
     unet_extra_config: dict[str, Any] = {}
     required_keys: ClassVar[tuple[str, ...]] = ()
+    prediction: ClassVar[ModelType] = ModelType.EPS
+    base_model: ClassVar[Any] = None
     read_config: staticmethod[[Mapping[str, Tensor], str], dict[str, Any] | None]
 
     clip_prefix: ClassVar[list[str]] = []
@@ -126,7 +130,7 @@ class ModelFamily:
 
     def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
         """Prediction type of the network; families with several read it from marker keys."""
-        return ModelType.EPS
+        return self.prediction
 
     def inpaint_model(self) -> bool:
         """Whether the network takes a mask and a masked image beside the latent."""
@@ -144,20 +148,12 @@ class ModelFamily:
     def get_model(
         self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
     ) -> BaseModel:
-        """Builds the model without weights. Overridden by families with a base model of their
-        own.
-        """
-        from comfy.families.base import BaseModel
+        """Builds the base model without weights."""
+        model_class = self.base_model
+        if model_class is None:
+            from comfy.families.base import BaseModel
 
-        return self._build(BaseModel, state_dict, prefix, device)
-
-    def _build(
-        self,
-        model_class: type[BaseModel],
-        state_dict: StateDict,
-        prefix: str,
-        device: torch.device | str | None,
-    ) -> BaseModel:
+            model_class = BaseModel
         model = model_class(self, model_type=self.model_type(state_dict, prefix), device=device)
         if self.inpaint_model():
             model.set_inpaint()
@@ -219,6 +215,13 @@ def replace_prefixes(state_dict: Mapping[str, Tensor], renames: Mapping[str, str
                 renamed[new + key[len(old) :]] = value
                 break
     return renamed
+
+
+class TransformerFamily(ModelFamily):
+    """A family of transformers, of whose files most name their parts alike."""
+
+    vae_key_prefix = ["vae."]
+    text_encoder_key_prefix = ["text_encoders."]
 
 
 class UNetFamily(ModelFamily):

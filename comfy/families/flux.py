@@ -13,9 +13,8 @@ import torch
 
 from comfy import latent_formats
 from comfy.families import dit_model
-from comfy.families.base import BaseModel
 from comfy.families.dit_layout import read_flux_config
-from comfy.families.family import ClipTarget, ModelFamily, StateDict
+from comfy.families.family import ClipTarget, StateDict, TransformerFamily
 from comfy.families.model_type import ModelType
 from comfy.families.text_sizes import t5_dtype
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip
@@ -23,27 +22,16 @@ from comfy.text_encoders.flux import FluxTokenizer, flux_clip
 FILL_CHANNELS = 96  # latent, masked picture, and 64 pixels of the mask
 
 
-class Flux(ModelFamily):
+class Flux(TransformerFamily):
     """FLUX.1 dev."""
 
     unet_config: dict[str, Any] = {"image_model": "flux", "guidance_embed": True}
     read_config = staticmethod(read_flux_config)
     latent_format: Any = latent_formats.Flux
     memory_usage_factor = 3.1
+    prediction = ModelType.FLUX
+    base_model = dit_model.Flux
     supported_inference_dtypes = [torch.bfloat16, torch.float16, torch.float32]
-    vae_key_prefix = ["vae."]
-    text_encoder_key_prefix = ["text_encoders."]
-
-    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
-        """Flow with the shift of the large models."""
-        del state_dict, prefix
-        return ModelType.FLUX
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The FLUX base model."""
-        return self._build(dit_model.Flux, state_dict, prefix, device)
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
         """T5-XXL and CLIP ViT-L."""
@@ -62,8 +50,4 @@ class FluxSchnell(Flux):
 
     unet_config = {"image_model": "flux", "guidance_embed": False}
     sampling_settings = {"multiplier": 1.0, "shift": 1.0}
-
-    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
-        """Flow on times 0..1."""
-        del state_dict, prefix
-        return ModelType.FLOW
+    prediction = ModelType.FLOW

@@ -5,11 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from comfy import latent_formats
 from comfy.families import dit_model
-from comfy.families.base import BaseModel
 from comfy.families.dit_layout import read_flux2_config
 from comfy.families.family import ClipTarget, StateDict
 from comfy.families.flux import Flux
@@ -27,16 +24,11 @@ class Flux2(Flux):
     read_config = staticmethod(read_flux2_config)
     sampling_settings = {"shift": 2.02}
     latent_format: Any = latent_formats.Flux2
+    base_model = dit_model.Flux2
 
     def __init__(self, unet_config: dict[str, Any]) -> None:
         super().__init__(unet_config)
         self.memory_usage_factor *= PIXELS_OF_CELL * SHARE
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The FLUX.2 base model."""
-        return self._build(dit_model.Flux2, state_dict, prefix, device)
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
         """Mistral Small 3."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from comfy import conds, latent_formats
 from comfy.families.base import BaseModel
 from comfy.families.dit_layout import FLUX_MARK, Shapes
-from comfy.families.family import BrokenModelError, ModelFamily, StateDict
+from comfy.families.family import BrokenModelError, ModelFamily
 from comfy.families.model_type import ModelType
 from comfy.ldm.hunyuan3d.model import Hunyuan3Dv2 as Network
 
@@ -84,19 +84,10 @@ class Hunyuan3Dv2(ModelFamily):
     latent_format: Any = latent_formats.Hunyuan3Dv2
     memory_usage_factor = 3.5
     sampling_settings = {"multiplier": 1.0, "shift": 1.0}
+    prediction = ModelType.FLOW
+    base_model = Hunyuan3DModel
     vae_key_prefix = ["vae."]
     clip_vision_prefix = "conditioner.main_image_encoder.model."
-
-    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
-        """Flow on times 0..1."""
-        del state_dict, prefix
-        return ModelType.FLOW
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The Hunyuan3D base model."""
-        return self._build(Hunyuan3DModel, state_dict, prefix, device)
 
 
 class Hunyuan3Dv2mini(Hunyuan3Dv2):

@@ -14,7 +14,13 @@ from torch import Tensor
 from comfy import conds, latent_formats, resize
 from comfy.families.dit_layout import Shapes, position_axes
 from comfy.families.dit_model import TransformerModel
-from comfy.families.family import BrokenModelError, ClipTarget, ModelFamily, StateDict
+from comfy.families.family import (
+    BrokenModelError,
+    ClipTarget,
+    ModelFamily,
+    StateDict,
+    TransformerFamily,
+)
 from comfy.families.model_type import ModelType
 from comfy.families.text_sizes import llm_dtype
 from comfy.ldm.hunyuan_video.model import HunyuanVideo as Network
@@ -173,7 +179,7 @@ class SkyreelsModel(HunyuanVideoModel):
         return self._given_frames(kwargs.get("concat_latent_image"), kwargs["noise"])
 
 
-class HunyuanVideo(ModelFamily):
+class HunyuanVideo(TransformerFamily):
     """HunyuanVideo."""
 
     unet_config: dict[str, Any] = {"image_model": "hunyuan_video"}
@@ -181,21 +187,9 @@ class HunyuanVideo(ModelFamily):
     sampling_settings = {"shift": 7.0}
     latent_format: Any = latent_formats.HunyuanVideo
     memory_usage_factor = 1.8
+    prediction = ModelType.FLOW
     supported_inference_dtypes = [torch.bfloat16, torch.float32]
-    vae_key_prefix = ["vae."]
-    text_encoder_key_prefix = ["text_encoders."]
-    model_class: type[HunyuanVideoModel] = HunyuanVideoModel
-
-    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
-        """Flow on times 0..1000."""
-        del state_dict, prefix
-        return ModelType.FLOW
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> HunyuanVideoModel:
-        """The base model of this kind."""
-        return self.model_class(self, self.model_type(state_dict, prefix), device)
+    base_model = HunyuanVideoModel
 
     def process_unet_state_dict(self, state_dict: StateDict) -> StateDict:
         """Published files have names of their own."""
@@ -214,11 +208,11 @@ class HunyuanVideoI2V(HunyuanVideo):
     """HunyuanVideo picture to video."""
 
     unet_config = {**HunyuanVideo.unet_config, "in_channels": 33}
-    model_class = HunyuanVideoI2VModel
+    base_model = HunyuanVideoI2VModel
 
 
 class HunyuanVideoSkyreelsI2V(HunyuanVideo):
     """SkyReels picture to video."""
 
     unet_config = {**HunyuanVideo.unet_config, "in_channels": 32}
-    model_class = SkyreelsModel
+    base_model = SkyreelsModel

@@ -14,7 +14,13 @@ from torch import Tensor
 from comfy import conds, latent_formats
 from comfy.families.base import BaseModel
 from comfy.families.dit_layout import Shapes
-from comfy.families.family import BrokenModelError, ClipTarget, ModelFamily, StateDict
+from comfy.families.family import (
+    BrokenModelError,
+    ClipTarget,
+    ModelFamily,
+    StateDict,
+    TransformerFamily,
+)
 from comfy.families.model_type import ModelType
 from comfy.families.text_sizes import t5_dtype
 from comfy.ldm.lightricks.model import USUAL_FRAME_RATE, LTXVModel
@@ -104,7 +110,7 @@ class LTXVideoModel(BaseModel):
         return latent_image
 
 
-class LTXV(ModelFamily):
+class LTXV(TransformerFamily):
     """LTX video."""
 
     unet_config: dict[str, Any] = {"image_model": "ltxv"}
@@ -112,9 +118,9 @@ class LTXV(ModelFamily):
     sampling_settings = {"shift": 2.37}
     latent_format: Any = latent_formats.LTXV
     memory_usage_factor = 5.5
+    prediction = ModelType.FLUX
+    base_model = LTXVideoModel
     supported_inference_dtypes = [torch.bfloat16, torch.float32]
-    vae_key_prefix = ["vae."]
-    text_encoder_key_prefix = ["text_encoders."]
 
     def __init__(self, unet_config: dict[str, Any]) -> None:
         super().__init__(unet_config)
@@ -139,17 +145,6 @@ class LTXV(ModelFamily):
         if causal is None:
             return {}
         return {"config": json.dumps({"transformer": {"causal_temporal_positioning": causal}})}
-
-    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
-        """Flow with the shift of the large models."""
-        del state_dict, prefix
-        return ModelType.FLUX
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The LTX video base model."""
-        return self._build(LTXVideoModel, state_dict, prefix, device)
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
         """T5-XXL."""

@@ -13,7 +13,13 @@ from torch import Tensor
 from comfy import conds, latent_formats
 from comfy.families.base import BaseModel
 from comfy.families.dit_layout import Shapes
-from comfy.families.family import BrokenModelError, ClipTarget, ModelFamily, StateDict
+from comfy.families.family import (
+    BrokenModelError,
+    ClipTarget,
+    ModelFamily,
+    StateDict,
+    TransformerFamily,
+)
 from comfy.families.model_type import ModelType
 from comfy.families.text_sizes import t5_dtype
 from comfy.ldm.pixart.pixartms import PixArtMS
@@ -92,7 +98,7 @@ class PixArtModel(BaseModel):
         return made
 
 
-class PixArtAlpha(ModelFamily):
+class PixArtAlpha(TransformerFamily):
     """PixArt alpha."""
 
     unet_config: dict[str, Any] = {"image_model": "pixart_alpha"}
@@ -105,14 +111,7 @@ class PixArtAlpha(ModelFamily):
     }
     latent_format: Any = latent_formats.SD15
     memory_usage_factor = 0.5
-    vae_key_prefix = ["vae."]
-    text_encoder_key_prefix = ["text_encoders."]
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The PixArt base model."""
-        return self._build(PixArtModel, state_dict, prefix, device)
+    base_model = PixArtModel
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
         """T5-XXL."""

@@ -10,7 +10,7 @@ import torch
 
 from comfy import conds, latent_formats
 from comfy.families.base import BaseModel
-from comfy.families.family import ClipTarget, ModelFamily, StateDict
+from comfy.families.family import ClipTarget, ModelFamily, StateDict, TransformerFamily
 from comfy.families.model_type import ModelType
 from comfy.families.qwen_layout import read_lumina_config, read_qwen_config
 from comfy.families.references import shown_latents
@@ -98,7 +98,7 @@ class Lumina2Model(BaseModel):
         return made
 
 
-class QwenImage(ModelFamily):
+class QwenImage(TransformerFamily):
     """Qwen-Image."""
 
     unet_config: dict[str, Any] = {"image_model": "qwen_image"}
@@ -107,26 +107,15 @@ class QwenImage(ModelFamily):
     memory_usage_factor = 1.8
     supported_inference_dtypes = [torch.bfloat16, torch.float32]
     sampling_settings = {"multiplier": 1.0, "shift": 1.15}
-    vae_key_prefix = ["vae."]
-    text_encoder_key_prefix = ["text_encoders."]
-
-    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
-        """Flow with the shift of the large models."""
-        del state_dict, prefix
-        return ModelType.FLUX
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The Qwen-Image base model."""
-        return self._build(QwenImageModel, state_dict, prefix, device)
+    prediction = ModelType.FLUX
+    base_model = QwenImageModel
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
         """Qwen 2.5 7B."""
         return ClipTarget(QwenImageTokenizer, qwen_clip(QwenImageTEModel, llm_dtype(state_dict)))
 
 
-class ZImage(ModelFamily):
+class ZImage(TransformerFamily):
     """Z-Image."""
 
     unet_config: dict[str, Any] = {"image_model": "lumina2", "z_image_modulation": True}
@@ -135,19 +124,8 @@ class ZImage(ModelFamily):
     memory_usage_factor = 2.0
     supported_inference_dtypes = [torch.bfloat16, torch.float32]
     sampling_settings = {"multiplier": 1.0, "shift": 3.0}
-    vae_key_prefix = ["vae."]
-    text_encoder_key_prefix = ["text_encoders."]
-
-    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
-        """Flow on times 0..1."""
-        del state_dict, prefix
-        return ModelType.FLOW
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The Lumina 2 base model."""
-        return self._build(Lumina2Model, state_dict, prefix, device)
+    prediction = ModelType.FLOW
+    base_model = Lumina2Model
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
         """Qwen 3 4B."""

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from comfy import latent_formats
 from comfy.families import sd15_model
-from comfy.families.base import BaseModel
 from comfy.families.family import (
     ClipTarget,
     StateDict,
@@ -85,9 +84,4 @@ class SD15_instructpix2pix(SD15):
     """Stable Diffusion 1.x, instruct-pix2pix (the latent to edit enters beside the noisy one)."""
 
     unet_config = {**SD15.unet_config, "in_channels": 8}
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The instruct-pix2pix base model."""
-        return self._build(sd15_model.SD15_instructpix2pix, state_dict, prefix, device)
+    base_model = sd15_model.SD15_instructpix2pix

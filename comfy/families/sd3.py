@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from comfy import latent_formats
 from comfy.families import dit_model
-from comfy.families.base import BaseModel
 from comfy.families.dit_layout import read_mmdit_config
 from comfy.families.family import ClipTarget, ModelFamily, StateDict
 from comfy.families.model_type import ModelType
@@ -31,6 +29,8 @@ class SD3(ModelFamily):
     latent_format: Any = latent_formats.SD3
     memory_usage_factor = 1.6
     sampling_settings = {"shift": 3.0}
+    prediction = ModelType.FLOW
+    base_model = dit_model.SD3
     text_encoder_key_prefix = ["text_encoders."]
 
     @classmethod
@@ -41,17 +41,6 @@ class SD3(ModelFamily):
         is_plain = unet_config.get("in_channels") == unet_config.get("out_channels")
         has_blocks = "x_block_self_attn_layers" in unet_config
         return super().matches(unet_config, state_dict) and has_blocks and is_plain
-
-    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
-        """Flow on times 0..1000."""
-        del state_dict, prefix
-        return ModelType.FLOW
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The Stable Diffusion 3 base model."""
-        return self._build(dit_model.SD3, state_dict, prefix, device)
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
         """Those of the three encoders that the file holds."""

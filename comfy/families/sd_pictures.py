@@ -8,7 +8,7 @@ SV3D have temporal layers beside.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -68,17 +68,12 @@ class SD21UnclipL(SD20):
     """Stable Diffusion 2.1 unCLIP with CLIP ViT-L."""
 
     unet_config = {**SD20.unet_config, "adm_in_channels": 2 * HALF_L}
+    base_model = picture_models.SD21UNCLIP
     clip_vision_prefix = "embedder.model.visual."
     noise_aug_config = {
         "noise_schedule_config": {"timesteps": 1000, "beta_schedule": "squaredcos_cap_v2"},
         "timestep_dim": HALF_L,
     }
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The unCLIP base model."""
-        return self._build(picture_models.SD21UNCLIP, state_dict, prefix, device)
 
 
 class SD21UnclipH(SD21UnclipL):
@@ -100,6 +95,8 @@ class SD_X4Upscaler(SD20):
     }
     latent_format: Any = latent_formats.SD_X4
     sampling_settings = {"linear_start": 0.0001, "linear_end": 0.02}
+    prediction = ModelType.V_PREDICTION
+    base_model = picture_models.SD_X4Upscaler
 
     @classmethod
     def matches(
@@ -108,19 +105,9 @@ class SD_X4Upscaler(SD20):
         """A 2.x network with three more channels."""
         return super(SD20, cls).matches(unet_config, state_dict)
 
-    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
-        """Velocity."""
-        return ModelType.V_PREDICTION
-
     def inpaint_model(self) -> bool:
         """Never: its further channels are the small picture."""
         return False
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The upscaler base model."""
-        return self._build(picture_models.SD_X4Upscaler, state_dict, prefix, device)
 
 
 VIDEO = {
@@ -143,18 +130,9 @@ class SVD_img2vid(ModelFamily):
     read_config = staticmethod(read_unet_config)
     latent_format: Any = latent_formats.SD15
     sampling_settings = {"sigma_max": 700.0, "sigma_min": 0.002}
+    prediction = ModelType.V_PREDICTION_EDM
     clip_vision_prefix = "conditioner.embedders.0.open_clip.model.visual."
-    base_model: type[BaseModel] = picture_models.SVD_img2vid
-
-    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
-        """Velocity on continuous noise levels."""
-        return ModelType.V_PREDICTION_EDM
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The base model of this video family."""
-        return self._build(self.base_model, state_dict, prefix, device)
+    base_model = picture_models.SVD_img2vid
 
 
 class SV3D_u(SVD_img2vid):
@@ -162,7 +140,7 @@ class SV3D_u(SVD_img2vid):
 
     unet_config = {**VIDEO, "adm_in_channels": 256}
     vae_key_prefix = ["conditioner.embedders.1.encoder."]
-    base_model: type[BaseModel] = picture_models.SV3D_u
+    base_model: ClassVar[Any] = picture_models.SV3D_u
 
 
 class SV3D_p(SV3D_u):

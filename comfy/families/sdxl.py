@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from comfy import latent_formats
 from comfy.families import openclip, sdxl_model
-from comfy.families.base import BaseModel
 from comfy.families.family import (
     ClipTarget,
     StateDict,
@@ -38,6 +36,7 @@ class SDXL(UNetFamily):
     read_config = staticmethod(read_unet_config)
     latent_format: Any = latent_formats.SDXL
     memory_usage_factor = 0.8
+    base_model = sdxl_model.SDXL
 
     @classmethod
     def matches(
@@ -68,12 +67,6 @@ class SDXL(UNetFamily):
                 self.sampling_settings["zsnr"] = True
             return ModelType.V_PREDICTION
         return ModelType.EPS
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The SDXL base model."""
-        return self._build(sdxl_model.SDXL, state_dict, prefix, device)
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
         """CLIP ViT-L and OpenCLIP ViT-bigG."""
@@ -132,12 +125,7 @@ class SDXL_instructpix2pix(SDXL):
     """SDXL, instruct-pix2pix."""
 
     unet_config = {**STRUCTURE, "in_channels": 8}
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The instruct-pix2pix base model."""
-        return self._build(sdxl_model.SDXL_instructpix2pix, state_dict, prefix, device)
+    base_model = sdxl_model.SDXL_instructpix2pix
 
 
 class SDXLRefiner(UNetFamily):
@@ -148,6 +136,7 @@ class SDXLRefiner(UNetFamily):
     read_config = staticmethod(read_unet_config)
     latent_format = latent_formats.SDXL
     memory_usage_factor = 1.0
+    base_model = sdxl_model.SDXLRefiner
 
     @classmethod
     def matches(
@@ -158,12 +147,6 @@ class SDXLRefiner(UNetFamily):
         has_vector = unet_config.get("adm_in_channels") is not None
         shape = has_vector and depths[0] == 0 and depths[-1] == 0 and any(depths)
         return super().matches(unet_config, state_dict) and shape
-
-    def get_model(
-        self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
-    ) -> BaseModel:
-        """The refiner base model."""
-        return self._build(sdxl_model.SDXLRefiner, state_dict, prefix, device)
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
         """OpenCLIP ViT-bigG alone."""

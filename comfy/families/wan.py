@@ -7,14 +7,14 @@ networks of 2.2 come as pairs, one for high and one for low noise; each loads by
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from comfy import latent_formats
 from comfy.families import wan_model
 from comfy.families.base import BaseModel
-from comfy.families.family import ClipTarget, ModelFamily, StateDict
+from comfy.families.family import ClipTarget, StateDict, TransformerFamily
 from comfy.families.model_type import ModelType
 from comfy.families.text_sizes import t5_dtype
 from comfy.families.wan_layout import read_wan_config
@@ -23,7 +23,7 @@ from comfy.text_encoders.umt5 import WanT5Tokenizer, wan_clip
 USUAL_WIDTH, WIDTH_OF_FACTOR_ONE = 2000, 2222
 
 
-class WAN21_T2V(ModelFamily):
+class WAN21_T2V(TransformerFamily):
     """Wan 2.1 and 2.2 text to video."""
 
     unet_config: dict[str, Any] = {"image_model": "wan2.1", "model_type": "t2v"}
@@ -31,9 +31,8 @@ class WAN21_T2V(ModelFamily):
     latent_format: Any = latent_formats.Wan21
     sampling_settings = {"shift": 8.0}
     memory_usage_factor = 0.9
-    vae_key_prefix = ["vae."]
-    text_encoder_key_prefix = ["text_encoders."]
-    model_class: type[wan_model.WAN21] = wan_model.WAN21
+    prediction = ModelType.FLOW
+    base_model: ClassVar[Any] = wan_model.WAN21
     image_to_video = False
 
     def __init__(self, unet_config: dict[str, Any]) -> None:
@@ -41,17 +40,12 @@ class WAN21_T2V(ModelFamily):
         width = self.unet_config.get("dim", USUAL_WIDTH)
         self.memory_usage_factor = width / WIDTH_OF_FACTOR_ONE
 
-    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
-        """Flow on times 0..1000."""
-        del state_dict, prefix
-        return ModelType.FLOW
-
     def get_model(
         self, state_dict: StateDict, prefix: str = "", device: torch.device | str | None = None
     ) -> BaseModel:
         """The base model of this kind."""
         del state_dict, prefix
-        return self.model_class(self, image_to_video=self.image_to_video, device=device)
+        return self.base_model(self, image_to_video=self.image_to_video, device=device)
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
         """UMT5-XXL."""
@@ -63,7 +57,7 @@ class WAN22_T2V(WAN21_T2V):
 
     unet_config = {**WAN21_T2V.unet_config, "out_dim": 48}
     latent_format = latent_formats.Wan22
-    model_class = wan_model.WAN22
+    base_model = wan_model.WAN22
     image_to_video = True
 
 
@@ -84,7 +78,7 @@ class WAN21_Vace(WAN21_T2V):
     """Wan 2.1 VACE."""
 
     unet_config = {"image_model": "wan2.1", "model_type": "vace"}
-    model_class = wan_model.WAN21_Vace
+    base_model = wan_model.WAN21_Vace
 
     def __init__(self, unet_config: dict[str, Any]) -> None:
         super().__init__(unet_config)
@@ -95,7 +89,7 @@ class WAN21_Camera(WAN21_T2V):
     """Wan 2.1 Fun Camera."""
 
     unet_config = {"image_model": "wan2.1", "model_type": "camera", "in_dim": 32}
-    model_class = wan_model.WAN21_Camera
+    base_model = wan_model.WAN21_Camera
     image_to_video = True
 
 
@@ -103,5 +97,5 @@ class WAN22_Camera(WAN21_T2V):
     """Wan 2.2 Fun Camera."""
 
     unet_config = {"image_model": "wan2.1", "model_type": "camera_2.2", "in_dim": 36}
-    model_class = wan_model.WAN21_Camera
+    base_model = wan_model.WAN21_Camera
     image_to_video = True
