@@ -269,3 +269,16 @@ class SD1ClipModel(nn.Module):
     def load_sd(self, sd: Mapping[str, Tensor]) -> Any:
         """Load the encoder's weights."""
         return getattr(self, self.clip).load_sd(sd)
+
+
+def keeping(
+    model: Callable[..., nn.Module], kept: torch.dtype | None = None
+) -> Callable[..., nn.Module]:
+    """Maker of an encoder whose weights are kept in a given type (None: as asked for)."""
+
+    def make(
+        device: Any = "cpu", dtype: Any = None, model_options: Mapping[str, Any] | None = None
+    ) -> nn.Module:
+        return model(device, kept or dtype, model_options)
+
+    return make

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tokenizers import Tokenizer
@@ -13,6 +14,12 @@ from torch import Tensor, nn
 from comfy.ldm.llm.model import DecoderLLM
 from comfy.text_encoders.encoder import Chunk, SDClipModel
 from comfy.text_encoders.pieces import read_pieces
+from comfy.text_encoders.several import (
+    SeveralEncoders,
+    SeveralTokenizers,
+    clip_l_encoder,
+    clip_l_tokenizer,
+)
 from comfy.text_encoders.t5_pieces import DATA_ENTRY
 from comfy.text_encoders.tokenizer import UNLIMITED, SDTokenizer
 
@@ -101,15 +108,16 @@ class LlamaTokenizer(SDTokenizer):
         )
 
 
-class HunyuanVideoTokenizer:
+class HunyuanVideoTokenizer(SeveralTokenizers):
     """Tokens of both encoders, under the names "l" and "llama"; the latter in a conversation."""
+
+    parts: ClassVar[dict[str, str]] = {"l": "clip_l", NAME: "llama"}
 
     def __init__(
         self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
     ) -> None:
         given = {"embedding_directory": embedding_directory, "tokenizer_data": tokenizer_data or {}}
-        kind = given["tokenizer_data"].get("clip_l_tokenizer_class", SDTokenizer)
-        self.clip_l = kind(**given)
+        self.clip_l = clip_l_tokenizer(**given)
         self.llama = LlamaTokenizer(**given)
 
     def tokenize_with_weights(
@@ -140,16 +148,6 @@ class HunyuanVideoTokenizer:
             ),
         }
 
-    def untokenize(
-        self, token_weight_pair: Sequence[tuple[Any, ...]]
-    ) -> list[tuple[tuple[Any, ...], str]]:
-        """Each weighted token with its word piece."""
-        return self.clip_l.untokenize(token_weight_pair)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing has to be saved with these encoders."""
-        return {}
-
 
 class LlamaModel(SDClipModel):
     """Llama 3 8B: the states of its last layer but two."""
@@ -172,8 +170,11 @@ class LlamaModel(SDClipModel):
         )
 
 
-class HunyuanVideoClipModel(nn.Module):
-    """Both encoders."""
+class HunyuanVideoClipModel(SeveralEncoders):
+    """Both encoders; a person's choice of layer is CLIP's."""
+
+    parts: ClassVar[tuple[str, ...]] = ("clip_l", NAME)
+    without_layer: ClassVar[tuple[str, ...]] = (NAME,)
 
     def __init__(
         self,
@@ -182,26 +183,9 @@ class HunyuanVideoClipModel(nn.Module):
         dtype: torch.dtype | None = None,
         model_options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__()
-        options = dict(model_options or {})
-        self.clip_l = options.get("clip_l_class", SDClipModel)(
-            device=device,
-            dtype=dtype,
-            return_projected_pooled=False,
-            model_options={**options, "model_name": "clip_l"},
-        )
-        self.llama = LlamaModel(device=device, dtype=dtype_llama or dtype, model_options=options)
-        self.dtypes = {kind for kind in (dtype, dtype_llama) if kind is not None}
-
-    def set_clip_options(self, options: Mapping[str, Any]) -> None:
-        """See SDClipModel; for both, but the layer, which is CLIP's."""
-        self.clip_l.set_clip_options(options)
-        self.llama.set_clip_options({k: v for k, v in options.items() if k != "layer"})
-
-    def reset_clip_options(self) -> None:
-        """See SDClipModel; for both."""
-        self.clip_l.reset_clip_options()
-        self.llama.reset_clip_options()
+        super().__init__(dtype, dtype_llama)
+        self.clip_l = clip_l_encoder(device, dtype, model_options, return_projected_pooled=False)
+        self.llama = LlamaModel(device, dtype_llama or dtype, model_options)
 
     def encode_token_weights(
         self, token_weight_pairs: Mapping[str, Sequence[Chunk]]
@@ -214,12 +198,6 @@ class HunyuanVideoClipModel(nn.Module):
         mask = extra["attention_mask"][:, start:]
         told = {} if bool(mask.all()) else {"attention_mask": mask}
         return states[:, start:], pooled, told
-
-    def load_sd(self, sd: Mapping[str, Tensor]) -> Any:
-        """Load the weights of one encoder, known by its keys."""
-        if "text_model.encoder.layers.1.mlp.fc1.weight" in sd:
-            return self.clip_l.load_sd(sd)
-        return self.llama.load_sd(sd)
 
 
 def words_start(tokens: Sequence[Any]) -> int:
@@ -234,10 +212,4 @@ def words_start(tokens: Sequence[Any]) -> int:
 
 def hunyuan_video_clip(dtype_llama: torch.dtype | None = None) -> Callable[..., nn.Module]:
     """Maker of the encoders; Llama's weights are kept in a given type (None: as asked for)."""
-
-    def make(
-        device: Any = "cpu", dtype: Any = None, model_options: Mapping[str, Any] | None = None
-    ) -> HunyuanVideoClipModel:
-        return HunyuanVideoClipModel(dtype_llama, device, dtype, model_options)
-
-    return make
+    return partial(HunyuanVideoClipModel, dtype_llama)

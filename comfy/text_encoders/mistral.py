@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from comfy.ldm.llm.model import DecoderLLM, Intermediate
-from comfy.text_encoders.encoder import Chunk, SD1ClipModel, SDClipModel
+from comfy.text_encoders.encoder import Chunk, SD1ClipModel, SDClipModel, keeping
 from comfy.text_encoders.t5_pieces import DATA_ENTRY
 from comfy.text_encoders.tekken import EMBEDDED, PAD, START, TekkenPieces
 from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
@@ -164,10 +164,4 @@ class Flux2TEModel(SD1ClipModel):
 
 def flux2_clip(dtype_llm: torch.dtype | None = None) -> Callable[..., nn.Module]:
     """Maker of the encoder whose weights are kept in a given type (None: as asked for)."""
-
-    def make(
-        device: Any = "cpu", dtype: Any = None, model_options: Mapping[str, Any] | None = None
-    ) -> Flux2TEModel:
-        return Flux2TEModel(device, dtype_llm or dtype, model_options)
-
-    return make
+    return keeping(Flux2TEModel, dtype_llm)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from comfy import progress
 from comfy.ldm.llm.model import DecoderLLM
 from comfy.ldm.llm.qwen_vl import IMAGE, QwenVL
-from comfy.text_encoders.encoder import Chunk, SD1ClipModel, SDClipModel
+from comfy.text_encoders.encoder import Chunk, SD1ClipModel, SDClipModel, keeping
 from comfy.text_encoders.pieces import read_pieces
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, package_folders
 from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
@@ -333,10 +333,4 @@ def qwen_clip(
     model: type[SD1ClipModel], dtype_llm: torch.dtype | None = None
 ) -> Callable[..., nn.Module]:
     """Maker of an encoder whose weights are kept in a given type (None: as asked for)."""
-
-    def make(
-        device: Any = "cpu", dtype: Any = None, model_options: Mapping[str, Any] | None = None
-    ) -> nn.Module:
-        return model(device, dtype_llm or dtype, model_options)
-
-    return make
+    return keeping(model, dtype_llm)

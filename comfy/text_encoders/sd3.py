@@ -4,7 +4,8 @@ may be absent."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,53 +13,41 @@ from torch import Tensor, nn
 from comfy.devices import placement
 from comfy.text_encoders.encoder import Chunk, SDClipModel
 from comfy.text_encoders.sdxl import SDXLClipG, SDXLClipGTokenizer
+from comfy.text_encoders.several import (
+    SeveralEncoders,
+    SeveralTokenizers,
+    clip_l_encoder,
+    clip_l_tokenizer,
+)
 from comfy.text_encoders.t5_encoder import T5XXLModel, T5XXLTokenizer
 from comfy.text_encoders.t5_pieces import pieces_source
-from comfy.text_encoders.tokenizer import SDTokenizer
 
 WIDTH = 4096  # of a T5 token, to which those of CLIP are padded with zeros
 L_WIDTH, G_WIDTH = 768, 1280
 PARTS = ("clip_l", "clip_g", "t5xxl")
 
 
-class SD3Tokenizer:
+class SD3Tokenizer(SeveralTokenizers):
     """Tokens of all three encoders, under the names "g", "l" and "t5xxl"."""
+
+    parts: ClassVar[dict[str, str]] = {"g": "clip_g", "l": "clip_l", "t5xxl": "t5xxl"}
 
     def __init__(
         self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
     ) -> None:
         given = {"embedding_directory": embedding_directory, "tokenizer_data": tokenizer_data or {}}
-        kind = given["tokenizer_data"].get("clip_l_tokenizer_class", SDTokenizer)
-        self.clip_l = kind(**given)
+        self.clip_l = clip_l_tokenizer(**given)
         self.clip_g = SDXLClipGTokenizer(**given)
         # An arrangement without T5 does not need its vocabulary.
         has_vocabulary = pieces_source(given["tokenizer_data"]) is not None
         has_t5 = any(".block." in key and "t5xxl." in key for key in given["tokenizer_data"])
         self.t5xxl = T5XXLTokenizer(**given) if has_vocabulary or has_t5 else None
 
-    def tokenize_with_weights(
-        self, text: str, return_word_ids: bool = False, **kwargs: Any
-    ) -> dict[str, list[list[tuple[Any, ...]]]]:
-        """Chunks of weighted tokens by encoder name."""
-        encoders = {"g": self.clip_g, "l": self.clip_l, "t5xxl": self.t5xxl}
-        return {
-            name: [] if one is None else one.tokenize_with_weights(text, return_word_ids, **kwargs)
-            for name, one in encoders.items()
-        }
 
-    def untokenize(
-        self, token_weight_pair: Sequence[tuple[Any, ...]]
-    ) -> list[tuple[tuple[Any, ...], str]]:
-        """Each weighted token with its word piece."""
-        return self.clip_g.untokenize(token_weight_pair)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing has to be saved with these encoders."""
-        return {}
-
-
-class SD3ClipModel(nn.Module):
+class SD3ClipModel(SeveralEncoders):
     """The three encoders; an absent one counts as zeros."""
+
+    parts: ClassVar[tuple[str, ...]] = PARTS
 
     def __init__(
         self,
@@ -71,21 +60,20 @@ class SD3ClipModel(nn.Module):
         dtype: torch.dtype | None = None,
         model_options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(dtype)
         options = dict(model_options or {})
-        self.dtypes: set[torch.dtype] = {dtype} if dtype is not None else set()
         self.clip_l: SDClipModel | None = None
         self.clip_g: SDXLClipG | None = None
         self.t5xxl: T5XXLModel | None = None
         if clip_l:
-            self.clip_l = options.get("clip_l_class", SDClipModel)(
+            self.clip_l = clip_l_encoder(
+                device,
+                dtype,
+                options,
                 layer="hidden",
                 layer_idx=-2,
-                device=device,
-                dtype=dtype,
                 layer_norm_hidden_state=False,
                 return_projected_pooled=False,
-                model_options={**options, "model_name": "clip_l"},
             )
         if clip_g:
             self.clip_g = SDXLClipG(device=device, dtype=dtype, model_options=options)
@@ -98,19 +86,6 @@ class SD3ClipModel(nn.Module):
                 attention_mask=t5_attention_mask,
                 model_options=options,
             )
-
-    def _encoders(self) -> list[Any]:
-        return [one for one in (getattr(self, part) for part in PARTS) if one is not None]
-
-    def set_clip_options(self, options: Mapping[str, Any]) -> None:
-        """See SDClipModel; for all."""
-        for encoder in self._encoders():
-            encoder.set_clip_options(options)
-
-    def reset_clip_options(self) -> None:
-        """See SDClipModel; for all."""
-        for encoder in self._encoders():
-            encoder.reset_clip_options()
 
     def encode_token_weights(
         self, token_weight_pairs: Mapping[str, Sequence[Chunk]]
@@ -154,21 +129,6 @@ class SD3ClipModel(nn.Module):
             states = nn.functional.pad(states, (0, WIDTH - states.shape[-1]))
         return states, torch.cat([l_pooled, g_pooled], dim=-1)
 
-    def load_sd(self, sd: Mapping[str, Tensor]) -> Any:
-        """Load the weights of one encoder, known by its keys.
-
-        Raises ValueError for an encoder this one was built without.
-        """
-        name = "t5xxl"
-        if "text_model.encoder.layers.30.mlp.fc1.weight" in sd:
-            name = "clip_g"
-        elif "text_model.encoder.layers.1.mlp.fc1.weight" in sd:
-            name = "clip_l"
-        encoder: Any = getattr(self, name)
-        if encoder is None:
-            raise ValueError(f"weights of {name} given to an SD3 text encoder built without it")
-        return encoder.load_sd(sd)
-
 
 def sd3_clip(
     clip_l: bool = True,
@@ -178,12 +138,4 @@ def sd3_clip(
     t5_attention_mask: bool = False,
 ) -> Callable[..., SD3ClipModel]:
     """A maker of the encoders that are there, with the arguments all encoder classes take."""
-
-    def make(
-        device: Any = "cpu", dtype: Any = None, model_options: Mapping[str, Any] | None = None
-    ) -> SD3ClipModel:
-        return SD3ClipModel(
-            clip_l, clip_g, t5, dtype_t5, t5_attention_mask, device, dtype, model_options
-        )
-
-    return make
+    return partial(SD3ClipModel, clip_l, clip_g, t5, dtype_t5, t5_attention_mask)

@@ -4,12 +4,18 @@ Cascade: bigG alone."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from comfy.text_encoders.encoder import Chunk, SD1ClipModel, SDClipModel
+from comfy.text_encoders.several import (
+    SeveralEncoders,
+    SeveralTokenizers,
+    clip_l_encoder,
+    clip_l_tokenizer,
+)
 from comfy.text_encoders.tokenizer import SD1Tokenizer, SDTokenizer
 
 CLIP_G_CONFIG: dict[str, Any] = {
@@ -70,41 +76,23 @@ class SDXLClipGTokenizer(SDTokenizer):
         )
 
 
-class SDXLTokenizer:
+class SDXLTokenizer(SeveralTokenizers):
     """Tokens of both encoders, under the names "g" and "l"."""
+
+    parts: ClassVar[dict[str, str]] = {"g": "clip_g", "l": "clip_l"}
 
     def __init__(
         self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
     ) -> None:
-        data = tokenizer_data or {}
-        kind = data.get("clip_l_tokenizer_class", SDTokenizer)
-        self.clip_l = kind(embedding_directory=embedding_directory, tokenizer_data=data)
-        self.clip_g = SDXLClipGTokenizer(
-            embedding_directory=embedding_directory, tokenizer_data=data
-        )
-
-    def tokenize_with_weights(
-        self, text: str, return_word_ids: bool = False, **kwargs: Any
-    ) -> dict[str, list[list[tuple[Any, ...]]]]:
-        """Chunks of weighted tokens by encoder name."""
-        return {
-            "g": self.clip_g.tokenize_with_weights(text, return_word_ids, **kwargs),
-            "l": self.clip_l.tokenize_with_weights(text, return_word_ids, **kwargs),
-        }
-
-    def untokenize(
-        self, token_weight_pair: Sequence[tuple[Any, ...]]
-    ) -> list[tuple[tuple[Any, ...], str]]:
-        """Each weighted token with its word piece."""
-        return self.clip_g.untokenize(token_weight_pair)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing has to be saved with these encoders."""
-        return {}
+        given = {"embedding_directory": embedding_directory, "tokenizer_data": tokenizer_data or {}}
+        self.clip_l = clip_l_tokenizer(**given)
+        self.clip_g = SDXLClipGTokenizer(**given)
 
 
-class SDXLClipModel(nn.Module):
+class SDXLClipModel(SeveralEncoders):
     """Both encoders' states of layer -2 side by side; the pooled state is that of bigG."""
+
+    parts: ClassVar[tuple[str, ...]] = ("clip_g", "clip_l")
 
     def __init__(
         self,
@@ -112,29 +100,16 @@ class SDXLClipModel(nn.Module):
         dtype: torch.dtype | None = None,
         model_options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__()
-        options = dict(model_options or {})
-        kind = options.get("clip_l_class", SDClipModel)
-        self.clip_l = kind(
+        super().__init__(dtype)
+        self.clip_l = clip_l_encoder(
+            device,
+            dtype,
+            model_options,
             layer="hidden",
             layer_idx=-2,
-            device=device,
-            dtype=dtype,
             layer_norm_hidden_state=False,
-            model_options={**options, "model_name": "clip_l"},
         )
-        self.clip_g = SDXLClipG(device=device, dtype=dtype, model_options=options)
-        self.dtypes = {dtype} if dtype is not None else set()
-
-    def set_clip_options(self, options: Mapping[str, Any]) -> None:
-        """See SDClipModel; for both."""
-        self.clip_l.set_clip_options(options)
-        self.clip_g.set_clip_options(options)
-
-    def reset_clip_options(self) -> None:
-        """See SDClipModel; for both."""
-        self.clip_g.reset_clip_options()
-        self.clip_l.reset_clip_options()
+        self.clip_g = SDXLClipG(device=device, dtype=dtype, model_options=model_options)
 
     def encode_token_weights(
         self, token_weight_pairs: Mapping[str, Sequence[Chunk]]
@@ -144,12 +119,6 @@ class SDXLClipModel(nn.Module):
         l_out = self.clip_l.encode_token_weights(token_weight_pairs["l"])[0]
         length = min(l_out.shape[1], g_out.shape[1])
         return torch.cat([l_out[:, :length], g_out[:, :length]], dim=-1), g_pooled
-
-    def load_sd(self, sd: Mapping[str, Tensor]) -> Any:
-        """Load the weights of one encoder: bigG is known by its layer 30."""
-        if "text_model.encoder.layers.30.mlp.fc1.weight" in sd:
-            return self.clip_g.load_sd(sd)
-        return self.clip_l.load_sd(sd)
 
 
 class SDXLRefinerClipModel(SD1ClipModel):

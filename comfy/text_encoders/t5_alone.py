@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from comfy.ldm.t5.model import T5
-from comfy.text_encoders.encoder import SD1ClipModel, SDClipModel
+from comfy.text_encoders.encoder import SD1ClipModel, SDClipModel, keeping
 from comfy.text_encoders.t5_encoder import NAME as XXL
 from comfy.text_encoders.t5_pieces import END, PAD, T5Pieces, pieces_source
 from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
@@ -154,10 +154,4 @@ def t5_alone_clip(
     arrangement: Arrangement, dtype_t5: torch.dtype | None = None
 ) -> Callable[..., nn.Module]:
     """Maker of the encoder whose weights are kept in a given type (None: as asked for)."""
-
-    def build(
-        device: Any = "cpu", dtype: Any = None, model_options: Mapping[str, Any] | None = None
-    ) -> T5AloneModel:
-        return T5AloneModel(arrangement, device, dtype_t5 or dtype, model_options)
-
-    return build
+    return keeping(partial(T5AloneModel, arrangement), dtype_t5)

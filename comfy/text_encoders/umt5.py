@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from comfy.ldm.t5.model import T5
-from comfy.text_encoders.encoder import SD1ClipModel, SDClipModel
+from comfy.text_encoders.encoder import SD1ClipModel, SDClipModel, keeping
 from comfy.text_encoders.t5_pieces import (
     EMBEDDED,
     END,
@@ -151,10 +151,4 @@ class WanTEModel(SD1ClipModel):
 
 def wan_clip(dtype_t5: torch.dtype | None = None) -> Callable[..., nn.Module]:
     """Maker of the encoder whose weights are kept in a given type (None: as asked for)."""
-
-    def build(
-        device: Any = "cpu", dtype: Any = None, model_options: Mapping[str, Any] | None = None
-    ) -> WanTEModel:
-        return WanTEModel(device, dtype_t5 or dtype, model_options)
-
-    return build
+    return keeping(WanTEModel, dtype_t5)
