@@ -23,7 +23,7 @@ from comfy.families.family import ModelFamily, strip_prefixes
 from comfy.families.text_sizes import text_model_configs
 from comfy.patching.dynamic import core_patcher_class
 from comfy.patching.patcher import ModelPatcher
-from comfy.text_encoders import hunyuan_video, mistral, qwen, tekken, umt5
+from comfy.text_encoders import hunyuan_video, mistral, pile_t5, qwen, tekken, umt5
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, EMBEDDED, find_pieces
 from comfy.vae.vae import VAE
@@ -54,6 +54,7 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     "t5xxl": find_pieces,
     "t5base": find_pieces,
     umt5.NAME: umt5.find_umt5_pieces,
+    pile_t5.NAME: pile_t5.find_pile_pieces,
     qwen.QWEN25_7B: qwen.find_qwen_pieces,
     qwen.QWEN3_4B: qwen.find_qwen_pieces,
     mistral.NAME: tekken.find_tekken_pieces,

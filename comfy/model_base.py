@@ -1,6 +1,7 @@
 """Base models and prediction types, under the names custom nodes import."""
 # ruff: noqa: F401
 
+from comfy.families.auraflow import AuraFlowModel as AuraFlow
 from comfy.families.base import BaseModel, convert_tensor
 from comfy.families.dit_model import SD3, Chroma, Flux, Flux2
 from comfy.families.hunyuan3d import Hunyuan3DModel as Hunyuan3Dv2

@@ -3,6 +3,7 @@
 
 from comfy import supported_models_base
 from comfy.families import MODEL_FAMILIES as models
+from comfy.families.auraflow import AuraFlow
 from comfy.families.chroma import Chroma
 from comfy.families.flux import Flux, FluxInpaint, FluxSchnell
 from comfy.families.flux2 import Flux2

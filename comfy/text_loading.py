@@ -27,7 +27,7 @@ from comfy.loading import (
     state_dict_in_words,
     vocabulary_beside,
 )
-from comfy.text_encoders import hunyuan_video, mistral, qwen, t5_alone, tekken, umt5
+from comfy.text_encoders import hunyuan_video, mistral, pile_t5, qwen, t5_alone, tekken, umt5
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip
 from comfy.text_encoders.sd1 import SD1ClipModel, SD1Tokenizer
@@ -90,7 +90,7 @@ UNSUPPORTED_MARKS = (
     ("model.layers.0.self_attn.q_norm.weight", "Qwen 3 2B (Ovis)"),
     ("model.layers.0.self_attn.k_proj.bias", "Qwen 2.5 3B (OmniGen 2)"),
 )
-T5_WIDTHS = {2048: "T5-XL (AuraFlow)", 768: "T5-base (Stable Audio, ACE-Step)", 1472: "ByT5"}
+T5_WIDTHS = {768: "T5-base (Stable Audio, ACE-Step)", 1472: "ByT5"}
 
 MISTRAL_WIDTH = 5120  # that of Llama is 4096
 OTHER_QWEN_WIDTH = 2048  # Qwen 2.5 3B (OmniGen 2) and Qwen 3 2B (Ovis)
@@ -254,8 +254,9 @@ def _target(
         f"text encoders {', '.join(names)} for type {clip_type.name.lower()} cannot be loaded; "
         "known: one of clip_l, clip_h, clip_g; clip_l with clip_g for SDXL; clip_l with t5xxl for "
         "type flux; t5xxl for types mochi, chroma, ltxv, pixart; clip_l, clip_g, t5xxl or some "
-        "for type sd3; umt5xxl for type wan; qwen25_7b for type qwen_image; qwen3_4b for Z-Image; "
-        "mistral3_24b for type flux2; clip_l with llama for type hunyuan_video"
+        "for type sd3; umt5xxl for type wan; pile_t5xl for AuraFlow; qwen25_7b for type "
+        "qwen_image; qwen3_4b for Z-Image; mistral3_24b for type flux2; clip_l with llama for "
+        "type hunyuan_video"
     )
 
 
@@ -265,6 +266,8 @@ def _t5_alone(names: Sequence[str], clip_type: CLIPType) -> t5_alone.Arrangement
         return t5_alone.COSMOS
     if names == [t5_alone.BASE]:
         return t5_alone.STABLE_AUDIO
+    if names == [pile_t5.NAME]:
+        return pile_t5.AURAFLOW
     if names == ["t5xxl"] and clip_type not in NEVER_T5_ALONE:
         return T5_ARRANGEMENTS.get(clip_type, t5_alone.MOCHI)
     return None
@@ -309,8 +312,11 @@ def _t5_name(state_dict: Mapping[str, Tensor]) -> str | None:
     is_t5 = f"{T5_BLOCK}1.DenseReluDense.wi_1.weight" in state_dict
     if not is_t5 or "shared.weight" not in state_dict:
         return None
-    if state_dict["shared.weight"].shape[1] in T5_WIDTHS:
+    width = state_dict["shared.weight"].shape[1]
+    if width in T5_WIDTHS:
         return None
+    if width == pile_t5.WIDTH:
+        return pile_t5.NAME
     bias = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
     return umt5.NAME if bias in state_dict else "t5xxl"
 

@@ -7,6 +7,7 @@ channels. Custom nodes append rows in place.
 from __future__ import annotations
 
 from comfy.families import (
+    auraflow,
     chroma,
     flux,
     flux2,
@@ -43,6 +44,7 @@ MODEL_FAMILIES: list[type[ModelFamily]] = [
     sd_pictures.SV3D_p,
     sd_pictures.SVD_img2vid,
     sd3.SD3,
+    auraflow.AuraFlow,
     pixart.PixArtAlpha,
     pixart.PixArtSigma,
     flux.FluxInpaint,

@@ -13,7 +13,8 @@ from comfy.families.unet_layout import count_consecutive
 
 CHANNELS_PER_HEAD = 64  # what every published CLIP text encoder uses
 ENCODERS = ("clip_l", "clip_g", "clip_h")
-T5_ENCODERS = ("t5xxl", "umt5xxl", "t5base")
+T5_ENCODERS = ("t5xxl", "umt5xxl", "t5base", "pile_t5xl")
+EVERYWHERE = ("umt5xxl", "pile_t5xl")  # each block has a table of distances
 LLM_ENCODERS = ("qwen25_7b", "qwen3_4b", "mistral3_24b", "llama")
 LLM_HEAD = 128  # channels of a head where no norm tells
 VISION_HEAD = 80  # channels of a head of the picture tower of Qwen 2.5 VL
@@ -40,7 +41,7 @@ def text_model_configs(
     for encoder in T5_ENCODERS:
         prefix = f"{encoder}.transformer."
         if any(key.startswith(f"{prefix}encoder.block.") for key in state_dict):
-            kind = "umt5" if encoder.startswith("umt5") else "t5"
+            kind = "umt5" if encoder in EVERYWHERE else "t5"
             configs[f"{encoder}_model_config"] = {
                 **_t5_config(state_dict, prefix),
                 "model_type": kind,

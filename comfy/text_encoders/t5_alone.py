@@ -18,7 +18,7 @@ from torch import nn
 from comfy.ldm.t5.model import T5
 from comfy.text_encoders.encoder import SD1ClipModel, SDClipModel, keeping
 from comfy.text_encoders.t5_encoder import NAME as XXL
-from comfy.text_encoders.t5_pieces import END, PAD, T5Pieces, pieces_source
+from comfy.text_encoders.t5_pieces import PAD, T5Pieces, pieces_source
 from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
 
 BASE = "t5base"
@@ -45,6 +45,8 @@ class Arrangement:
         gives_mask: Whether the model is given the mask.
         zeroes: Whether the states of padding are zero.
         empty_ends: Whether the empty text has an end.
+        pieces: Its word pieces, which know the end.
+        pad: Token of padding.
     """
 
     min_length: int
@@ -54,6 +56,8 @@ class Arrangement:
     gives_mask: bool = False
     zeroes: bool = False
     empty_ends: bool = True
+    pieces: type[T5Pieces] = T5Pieces
+    pad: int = PAD
 
 
 PIXART = Arrangement(1, is_masked=False, empty_ends=False)
@@ -79,10 +83,11 @@ class _Tokenizer(SDTokenizer):
             embedding_directory=embedding_directory,
             embedding_size=arrangement.config.get("d_model", 4096),
             embedding_key=arrangement.name,
-            tokenizer_class=T5Pieces,
+            tokenizer_class=arrangement.pieces,
             has_start_token=False,
             pad_to_max_length=False,
             min_length=arrangement.min_length,
+            pad_token=arrangement.pad,
             tokenizer_data=tokenizer_data,
         )
 
@@ -101,7 +106,7 @@ class _Encoder(SDClipModel):
             device=device,
             textmodel_json_config=arrangement.config,
             dtype=dtype,
-            special_tokens={"end": END, "pad": PAD},
+            special_tokens={"end": arrangement.pieces.end, "pad": arrangement.pad},
             model_class=T5,
             enable_attention_masks=arrangement.is_masked,
             return_attention_masks=arrangement.gives_mask,

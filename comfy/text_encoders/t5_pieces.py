@@ -38,6 +38,7 @@ class T5Pieces:
     """Called with text, it gives ids and the end token."""
 
     marks_in_text = True  # typed names of marks mean these
+    end = END
 
     def __init__(self, pieces: Tokenizer) -> None:
         self.pieces = pieces
@@ -80,7 +81,7 @@ class T5Pieces:
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         """``{"input_ids": [..., end]}``."""
-        return {"input_ids": [*self.pieces.encode(text, add_special_tokens=False).ids, END]}
+        return {"input_ids": [*self.pieces.encode(text, add_special_tokens=False).ids, self.end]}
 
     def get_vocab(self) -> dict[str, int]:
         """Word piece -> id."""

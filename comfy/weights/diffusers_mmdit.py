@@ -8,18 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comfy.weights.diffusers_transformers import flux_to_diffusers, mmdit_to_diffusers
+from comfy.weights.diffusers_transformers import (
+    auraflow_to_diffusers,
+    flux_to_diffusers,
+    mmdit_to_diffusers,
+)
 from comfy.weights.state_dict import count_parts
 
 HEAD = 64  # channels of a head in every Stable Diffusion 3 network
 FLUX_MARK = "transformer_blocks.0.attn.norm_added_k.weight"
 MMDIT_MARK = "transformer_blocks.0.attn.add_q_proj.weight"
+AURAFLOW_MARK = "joint_transformer_blocks.0.attn.add_k_proj.weight"
 
 
 def convert_diffusers_mmdit(
     state_dict: Mapping[str, Tensor], output_prefix: str = ""
 ) -> dict[str, Tensor] | None:
-    """FLUX or Stable Diffusion 3 weights under our names; None for another file.
+    """FLUX, Stable Diffusion 3 or AuraFlow weights under our names; None for another file.
 
     Args:
         state_dict: Tensors by the library's keys; those without a name of ours are left out.
@@ -58,6 +63,10 @@ def _names_for(state_dict: Mapping[str, Tensor]) -> Mapping[str, Any] | None:
                 "hidden_size": state_dict["x_embedder.weight"].shape[0],
             }
         )
+    if AURAFLOW_MARK in state_dict:
+        doubles = count_parts(state_dict, "joint_transformer_blocks.")
+        singles = count_parts(state_dict, "single_transformer_blocks.")
+        return auraflow_to_diffusers({"n_double_layers": doubles, "n_layers": doubles + singles})
     if "pos_embed.proj.weight" in state_dict and MMDIT_MARK in state_dict:
         depth = state_dict["pos_embed.proj.weight"].shape[0] // HEAD
         return mmdit_to_diffusers({"depth": depth, "num_blocks": joint})

@@ -14,6 +14,7 @@ from torch import Tensor
 import folder_paths
 import nodes
 from comfy import progress
+from comfy.ldm.aura.mmdit import MMDiT
 from comfy.ldm.flux.model import Flux
 from comfy.ldm.hunyuan3d.model import Hunyuan3Dv2
 from comfy.ldm.hunyuan_video.model import HunyuanVideo
@@ -24,6 +25,7 @@ from comfy_extras.nodes_hidream import QuadrupleCLIPLoader
 from comfy_extras.nodes_sd3 import TripleCLIPLoader
 from comfy_nodes import loaders
 from tests.comfy.families import (
+    test_auraflow,
     test_flux2,
     test_hunyuan3d,
     test_hunyuan_video,
@@ -48,6 +50,7 @@ SMALL: dict[str, tuple[Any, dict[str, Any], tuple[int, ...], int]] = {
     "ltxv": (LTXVModel, test_ltxv.SIZES, (1, 8, 3, 2, 3), test_ltxv.TEXT),
     "pixart": (PixArtMS, test_pixart.SIZES, (1, 4, 8, 8), test_pixart.TEXT),
     "hunyuan3d": (Hunyuan3Dv2, test_hunyuan3d.SIZES, (1, 64, 12), 64),
+    "auraflow": (MMDiT, test_auraflow.SIZES, (1, 4, 6, 5), test_auraflow.WIDTH),
 }
 FAMILIES = ("flux", "sd3", "wan", "qwen", "z_image", *SMALL)
 STEPS = (3, 2, 1.0, "euler", "simple")
@@ -183,6 +186,10 @@ LORAS = {
         "transformer.transformer_blocks.0.attn1.to_out.0.lora_A",
     ),
     "hunyuan3d": ("diffusion_model.double_blocks.0.img_attn.proj.lora_A",),
+    "auraflow": (
+        "transformer.joint_transformer_blocks.0.attn.to_q.lora_A",
+        "lora_unet_single_layers_0_attn_w1o.lora_down",
+    ),
     "z_image": (
         "diffusion_model.layers.0.attention.to_q.lora_A",
         "transformer.layers.0.attention.to_out.0.lora_A",
@@ -191,7 +198,14 @@ LORAS = {
 }
 CASES = [(family, key) for family, keys in LORAS.items() for key in keys]
 WIDTHS = {"flux": 32, "sd3": 64, "wan": 32, "qwen": 32, "z_image": 64}
-WIDTHS |= {"flux2": 32, "hunyuan_video": 32, "ltxv": 64, "pixart": 144, "hunyuan3d": 32}
+WIDTHS |= {
+    "auraflow": 512,
+    "flux2": 32,
+    "hunyuan_video": 32,
+    "ltxv": 64,
+    "pixart": 144,
+    "hunyuan3d": 32,
+}
 TIMES = {"linear1": 5, "attn_qkv": 3, "attn.qkv": 3, "attention_qkv": 3}
 
 

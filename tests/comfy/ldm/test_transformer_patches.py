@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from comfy.ldm.aura.mmdit import MMDiT
 from comfy.ldm.chroma.model import Chroma
 from comfy.ldm.flux.model import Flux
 from comfy.ldm.hunyuan3d.model import Hunyuan3Dv2
@@ -22,6 +23,7 @@ from comfy.ldm.wan.model import WanModel
 from tests.support.golden_nets import read_golden_net
 
 NETWORKS: dict[str, Any] = {
+    "auraflow": MMDiT,
     "flux": Flux,
     "chroma": Chroma,
     "pixart_sigma": PixArtMS,
