@@ -69,7 +69,7 @@ class ControlPatch(ABC):
         if self.encoded_image is None or self.encoded_image_size != size:
             loaded = residency.loaded_models(only_currently_used=True)
             latent = self._encoded(*size)
-            residency.load_models_gpu(loaded)
+            residency.load_for_run(loaded)
             self.encoded_image, self.encoded_image_size = self._prepared(latent.to(like)), size
         return repeat_to_batch_size(self.encoded_image.to(like), like.shape[0])
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from comfy import ops, resize
 from comfy.control.base import (
@@ -21,6 +22,7 @@ from comfy.devices import placement, residency
 from comfy.ldm.t2i_adapter.model import Adapter, Adapter_light
 from comfy.ldm.unet import controlnet
 from comfy.patching.patcher import ModelPatcher
+from comfy.weights.adapters import LoRAAdapter
 
 # Ends of the keys of the first layer that reads the text.
 TEXT_ENTRIES = ("attn2.to_k.weight", "context_embedder.weight", "txt_in.weight")
@@ -135,7 +137,7 @@ class ControlNet(ControlBase):
         if self.vae is not None:
             loaded = residency.loaded_models(only_currently_used=True)
             hint = self.vae.encode(hint.movedim(1, -1))
-            residency.load_models_gpu(loaded)
+            residency.load_for_run(loaded)
         if self.latent_format is not None:
             hint = self.latent_format.process_in(hint)
         joined = [hint]
@@ -195,7 +197,12 @@ def _cast(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 class ControlLora(ControlNet):
-    """A ControlNet stored as low-rank differences from the diffusion model it is used with."""
+    """A ControlNet stored as low-rank differences from the diffusion model it is used with.
+
+    Its network exists only while a run lasts: a base module whose weights are the diffusion model's
+    own, patched as those are and with the differences on top. So it costs the device what its
+    patched weights take, and the planner streams them where there is no room.
+    """
 
     def __init__(
         self,
@@ -205,13 +212,14 @@ class ControlLora(ControlNet):
     ) -> None:
         super().__init__(None, global_average_pooling)
         self.control_weights = control_weights
+        self.control_model_wrapped: Any = None
         self.model_options = dict(model_options or {})
         self.extra_conds += ["y"] if "y" not in self.extra_conds else []
 
     def pre_run(self, model: Any, percent_to_timestep_function: Callable[[float], float]) -> None:
         """Build the network from the diffusion model's weights and the differences."""
         super().pre_run(model, percent_to_timestep_function)
-        network = model.diffusion_model
+        self._give_up()  # where a run is tried again
         config = dict(model.model_config.unet_config)
         for name in ("out_channels", "transformer_depth_output", "dtype"):
             config.pop(name, None)
@@ -221,10 +229,16 @@ class ControlLora(ControlNet):
         cast = self.manual_cast_dtype is not None
         operations = ops.manual_cast if cast else ops.disable_weight_init
         built = controlnet.ControlNet(**config, dtype=dtype, device="meta", operations=operations)
-        weights = _merge_low_rank(network.state_dict(), self.control_weights, built, dtype)
-        built.load_state_dict(weights, assign=True)
-        place = getattr(model, "device", None) or placement.get_torch_device()
-        self.control_model = built.to(place).eval()
+        weights, patches = _low_rank_patches(model, self.control_weights, built, dtype)
+        built.requires_grad_(False).load_state_dict(weights, assign=True)
+        view = getattr(model, "current_patcher", None)
+        place = getattr(view, "load_device", None) or getattr(model, "device", None)
+        self.load_device = place or placement.get_torch_device()
+        self.control_model = built.eval()
+        self.control_model_wrapped = ModelPatcher(built, self.load_device, self.offload_device)
+        self.control_model_wrapped.patches = patches
+        others = residency.loaded_models(only_currently_used=True)
+        residency.load_for_run([*others, self.control_model_wrapped], self._own_bytes(dtype))
 
     def copy(self) -> ControlLora:
         """See ControlBase."""
@@ -234,41 +248,72 @@ class ControlLora(ControlNet):
 
     def cleanup(self) -> None:
         """See ControlBase."""
-        self.control_model = None
+        self._give_up()
         super().cleanup()
 
+    def _give_up(self) -> None:
+        """Let the network go, with what it holds on the device."""
+        if self.control_model_wrapped is not None:
+            residency.unload_model_clones(self.control_model_wrapped)
+        self.control_model = self.control_model_wrapped = None
+
     def get_models(self) -> list[Any]:
-        """The network exists only during a run, so there is nothing to plan for."""
-        return ControlBase.get_models(self)
+        """The network exists only during a run, and is loaded beside the others as it begins."""
+        own = [] if self.control_model_wrapped is None else [self.control_model_wrapped]
+        return [*ControlBase.get_models(self), *own]
 
     def inference_memory_requirements(self, dtype: torch.dtype) -> float:
-        """Bytes of the differences and of the chain."""
-        own = sum(weight.numel() for weight in self.control_weights.values()) * dtype.itemsize
-        return own + super().inference_memory_requirements(dtype)
+        """Bytes of the network that the run will build, and of the chain."""
+        return self._own_bytes(dtype) + super().inference_memory_requirements(dtype)
+
+    def _own_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the weights that are not the diffusion model's as they are."""
+        elements = 0
+        for key, weight in self.control_weights.items():
+            stem, _, part = key.rpartition(".")
+            down = self.control_weights.get(f"{stem}.down")
+            if part == "up" and down is not None:
+                elements += weight.shape[0] * down[0].numel()
+            elif part != "down":
+                elements += weight.numel()
+        return elements * dtype.itemsize
 
 
-def _merge_low_rank(
-    base: Mapping[str, Tensor],
-    differences: Mapping[str, Tensor],
-    network: nn.Module,
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
-    """Weights of a control network: its own where given, else the base's plus ``up @ down``."""
-    weights = {}
-    for key, empty in network.state_dict().items():
+def _low_rank_patches(
+    model: Any, differences: Mapping[str, Tensor], network: nn.Module, dtype: torch.dtype
+) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
+    """Weights of a control network and how they change: its own where the differences have them,
+    else those of the diffusion model with its patches and ``up @ down``.
+    """
+    base = _base_weights(model)
+    weights: dict[str, Tensor] = {}
+    patches: dict[str, list[Any]] = {}
+    for key in network.state_dict():
         stem = key.removesuffix(".weight")
         up, down = differences.get(f"{stem}.up"), differences.get(f"{stem}.down")
         if key in differences:
-            weight = differences[key].to(dtype)
+            weights[key] = differences[key].to(dtype)
         elif key in base:
-            weight = base[key].to(dtype)
+            (weight, convert), *changes = base[key]
+            weights[key] = convert(weight.detach()).to(dtype)
+            patches[key] = list(changes)
         else:
             raise ValueError(f"the Control-LoRA lacks {key}, and so does the diffusion model")
         if key.endswith(".weight") and up is not None and down is not None:
-            delta = up.float().flatten(1) @ down.float().flatten(1)
-            weight = (weight.float() + delta.reshape(empty.shape).to(weight.device)).to(dtype)
-        weights[key] = weight
-    return weights
+            product = LoRAAdapter(set(), (up, down, None, None, None, None))
+            patches.setdefault(key, []).append((1.0, product, 1.0, None, None))
+    return weights, {key: changes for key, changes in patches.items() if changes}
+
+
+def _base_weights(model: Any) -> dict[str, list[Any]]:
+    """The diffusion network's weights with the patches of the view that runs, by their keys."""
+    view = getattr(model, "current_patcher", None)
+    if view is None:  # outside a run they count as they are shown
+        shown = model.diffusion_model.state_dict()
+        return {key: [(weight, lambda w, **_: w)] for key, weight in shown.items()}
+    prefix = "diffusion_model."
+    found = view.get_key_patches(prefix)
+    return {key.removeprefix(prefix): value for key, value in found.items()}
 
 
 class T2IAdapter(ControlBase):
@@ -333,10 +378,11 @@ class T2IAdapter(ControlBase):
             self.control_input = None
         if self.control_input is None:
             assert self.cond_hint is not None
-            self.t2i_model.to(device=x_noisy.device, dtype=x_noisy.dtype)
-            hint = self.cond_hint.to(device=x_noisy.device, dtype=x_noisy.dtype)
-            self.control_input = self.t2i_model(hint)
-            self.t2i_model.cpu()
+            place = x_noisy.device, x_noisy.dtype
+            state = self.t2i_model.state_dict()
+            moved = {key: weight.to(*place) for key, weight in state.items()}  # for this call
+            hint = self.cond_hint.to(*place)
+            self.control_input = functional_call(self.t2i_model, moved, (hint,))
         return self.control_input
 
     def copy(self) -> T2IAdapter:

@@ -28,6 +28,8 @@ class LoadedModel:
         evicted: Memory was taken from the module since its last use.
         regrets: How often it was wanted again after that.
         is_logged: A line said that the module is loaded, since it was last unloaded.
+        run_memory: Bytes the last run asked for beside the weights, and those it cannot do
+            without, as `residency.load_models_gpu` takes them.
         last_used_s: Monotonic time of the last use, in seconds.
         real_model: Weak reference to the module.
         model_finalizer: Takes the entry off the list of loaded models when the module is freed.
@@ -46,6 +48,7 @@ class LoadedModel:
         self.evicted = False
         self.regrets = 0
         self.is_logged = False
+        self.run_memory: tuple[float, float | None] = (0, None)
         self.last_used_s = time.monotonic()
 
     @property

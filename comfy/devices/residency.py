@@ -223,6 +223,8 @@ def load_models_gpu(
     entries = [_entry_for(model) for model in _expand(models)]
     for entry in list(current_loaded_models):
         entry.currently_used = any(entry is wanted for wanted in entries)
+    for entry in entries:
+        entry.run_memory = (memory_required, minimum_memory_required)
     for device in {entry.device for entry in entries}:
         group = [entry for entry in entries if entry.device == device]
         if device.type == "cpu":
@@ -236,6 +238,20 @@ def load_models_gpu(
                 floor, minimum_memory_required + reserved
             )  # fmt: skip
             _load_group(group, device, wished, needed, force_patch_weights, full)
+
+
+def load_for_run(models: Sequence[Any], instead_of: float = 0) -> None:
+    """Load models for a run under way, which was planned before another one came in between.
+
+    Args:
+        models: All that the run needs from here on.
+        instead_of: Bytes the run asked for beside the weights, which some of these models are.
+    """
+    asked = [e.run_memory for e in current_loaded_models if any(e.is_of(m) for m in models)]
+    wished = max((memory_required for memory_required, _ in asked), default=0)
+    needed = max((a if b is None else b for a, b in asked), default=0)
+    load_models_gpu(models, max(0, wished - instead_of),
+                    minimum_memory_required=max(0, needed - instead_of))  # fmt: skip
 
 
 def _expand(models: Iterable[Any]) -> list[Any]:
