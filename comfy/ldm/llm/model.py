@@ -1,8 +1,9 @@
-"""Decoder language models as text encoders: Llama 3, Mistral, Qwen 2.5 and Qwen 3.
+"""Decoder language models as text encoders: Llama 3, Mistral, Qwen 2.5 and 3, Gemma 2 and 3.
 
 Each token sees those before it. Keys follow the published files:
 ``model.embed_tokens``, ``model.layers.N.self_attn``, ``.mlp``, ``model.norm``.
-Source: https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2505.09388.
+Source: https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2505.09388,
+https://arxiv.org/abs/2503.19786.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from comfy import ops
 from comfy.ldm.common_dit import rms_norm
@@ -33,6 +33,12 @@ class LLMConfig:
         rope_dims: Angles of a head that follow a token's place in time, height and width, for
             models that take pictures; None: all follow one number.
         final_norm: Whether the last states are normed (not where the last layers were cut off).
+        transformer_type: "gemma2" and "gemma3" also norm what attention and feed-forward give,
+            count the weights of norms from 1, have GELU for SiLU, and multiply embeddings by the
+            root of their width.
+        rope_theta, rope_scale: Longest wave of places, and what they are divided by; two of each
+            where layers that see all tokens and layers that see near ones differ.
+        sliding_attention: How many tokens a layer sees, False for all; repeated over the layers.
     """
 
     vocab_size: int = 151936
@@ -43,11 +49,30 @@ class LLMConfig:
     num_key_value_heads: int = 8
     head_dim: int = 128
     rms_norm_eps: float = 1e-6
-    rope_theta: float = 1000000.0
+    rope_theta: float | Sequence[float] = 1000000.0
+    rope_scale: Sequence[float] | None = None
     qkv_bias: bool = False
     qk_norm: bool = True
     rope_dims: Sequence[int] | None = None
     final_norm: bool = True
+    transformer_type: str = "llama"
+    sliding_attention: Sequence[int | bool] | None = None
+
+    @property
+    def is_gemma(self) -> bool:
+        """Whether this is a Gemma 2 or 3."""
+        return self.transformer_type.startswith("gemma")
+
+    def window(self, layer: int) -> int:
+        """How many tokens a layer sees; 0 for all."""
+        windows = self.sliding_attention
+        return int(windows[layer % len(windows)]) if windows else 0
+
+    def waves(self, is_near: bool) -> tuple[float, float]:
+        """Longest wave and divisor of places, in layers that see near tokens or all."""
+        theta, scale = self.rope_theta, self.rope_scale
+        longest = theta if isinstance(theta, (int, float)) else theta[is_near]
+        return float(longest), 1.0 if scale is None else scale[is_near]
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -71,23 +96,33 @@ class LLMConfig:
 class RMSNorm(nn.Module):
     """Division by the root mean square, times a weight."""
 
-    def __init__(self, dim: int, eps: float, **place: Any) -> None:
+    def __init__(self, dim: int, eps: float, counts_from_one: bool = False, **place: Any) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.counts_from_one = eps, counts_from_one
         self.weight = nn.Parameter(torch.empty(dim, **place))
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight.to(x), self.eps)
+        weight = self.weight.to(x)
+        return rms_norm(x, weight + 1 if self.counts_from_one else weight, self.eps)
 
 
-def rotations(places: Tensor, config: LLMConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def norm_of(dim: int, config: LLMConfig, **place: Any) -> RMSNorm:
+    """A norm as a model has it."""
+    return RMSNorm(dim, config.rms_norm_eps, config.is_gemma, **place)
+
+
+def rotations(
+    places: Tensor, config: LLMConfig, dtype: torch.dtype, is_near: bool = False
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines ``[L, D]`` of places; the halves of a head turn together.
 
     Args:
         places: ``[L]``, or ``[3, L]`` in time, height and width.
+        is_near: Whether they are for layers that see near tokens only.
     """
+    theta, scale = config.waves(is_near)
     powers = torch.arange(0, config.head_dim, 2, device=places.device).float() / config.head_dim
-    angles = places.float()[..., None] * (1.0 / config.rope_theta**powers)
+    angles = places.float()[..., None] * (1.0 / theta**powers / scale)
     if angles.ndim == 3:
         parts = angles.split(list(config.rope_dims or ()), dim=-1)
         angles = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
@@ -115,8 +150,8 @@ class Attention(nn.Module):
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
         if config.qk_norm:
-            self.q_norm = RMSNorm(inner, config.rms_norm_eps, **place)
-            self.k_norm = RMSNorm(inner, config.rms_norm_eps, **place)
+            self.q_norm = norm_of(inner, config, **place)
+            self.k_norm = norm_of(inner, config, **place)
 
     q_proj: nn.Module
     k_proj: nn.Module
@@ -139,12 +174,13 @@ class MLP(nn.Module):
     def __init__(self, config: LLMConfig, operations: Any, **place: Any) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.intermediate_size
+        self.act = nn.GELU(approximate="tanh") if config.is_gemma else nn.SiLU()
         self.gate_proj = operations.Linear(width, inner, bias=False, **place)
         self.up_proj = operations.Linear(width, inner, bias=False, **place)
         self.down_proj = operations.Linear(inner, width, bias=False, **place)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
@@ -154,12 +190,26 @@ class Layer(nn.Module):
         super().__init__()
         self.self_attn = Attention(config, operations, **place)
         self.mlp = MLP(config, operations, **place)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
+        self.input_layernorm = norm_of(config.hidden_size, config, **place)
+        self.post_attention_layernorm = norm_of(config.hidden_size, config, **place)
 
     def forward(self, x: Tensor, mask: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), mask, turn)
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class GemmaLayer(Layer):
+    """Attention and feed-forward, each between two norms, and a residual connection."""
+
+    def __init__(self, config: LLMConfig, operations: Any, **place: Any) -> None:
+        super().__init__(config, operations, **place)
+        self.pre_feedforward_layernorm = norm_of(config.hidden_size, config, **place)
+        self.post_feedforward_layernorm = norm_of(config.hidden_size, config, **place)
+
+    def forward(self, x: Tensor, mask: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        seen = self.self_attn(self.input_layernorm(x), mask, turn)
+        x = x + self.post_attention_layernorm(seen)
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 
 class Decoder(nn.Module):
@@ -169,12 +219,13 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = operations.Embedding(config.vocab_size, config.hidden_size, **place)
+        kind = GemmaLayer if config.is_gemma else Layer
         self.layers = nn.ModuleList(
-            Layer(config, operations, **place) for _ in range(config.num_hidden_layers)
+            kind(config, operations, **place) for _ in range(config.num_hidden_layers)
         )
         self.norm: nn.Module = nn.Identity()
         if config.final_norm:
-            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
+            self.norm = norm_of(config.hidden_size, config, **place)
 
     def forward(
         self,
@@ -200,14 +251,13 @@ class Decoder(nn.Module):
             chosen = {int(number) for number in wanted}
         stacked: list[Tensor] = []
         kept: Tensor | None = None
-        mask = _mask(x, attention_mask)
-        if places is None:
-            places = torch.arange(x.shape[1])
-        turn = rotations(places.to(x.device), self.config, x.dtype)
+        if self.config.is_gemma:
+            x = x * self.config.hidden_size**0.5
+        looks = self._looks(x, attention_mask, places)
         for number, layer in enumerate(self.layers):
             if number in chosen:
                 stacked.append(x)
-            x = layer(x, mask, turn)
+            x = layer(x, *looks[self.config.window(number)])
             if number == after:
                 kept = x
         x = self.norm(x)
@@ -219,11 +269,32 @@ class Decoder(nn.Module):
             kept = self.norm(kept)
         return x, kept
 
+    def _looks(
+        self, x: Tensor, attention_mask: Tensor | None, places: Tensor | None
+    ) -> dict[int, tuple[Tensor, tuple[Tensor, Tensor]]]:
+        """Mask and rotations of the layers, by how many tokens they see."""
+        if places is None:
+            places = torch.arange(x.shape[1])
+        places = places.to(x.device)
+        windows = {self.config.window(number) for number in range(len(self.layers))}
+        return {
+            window: (
+                _mask(x, attention_mask, window),
+                rotations(places, self.config, x.dtype, is_near=window > 0),
+            )
+            for window in windows
+        }
 
-def _mask(x: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """What is added to scores ``[B or 1, 1, L, L]``: nothing later and no padding is seen."""
+
+def _mask(x: Tensor, attention_mask: Tensor | None, window: int = 0) -> Tensor:
+    """What is added to scores ``[B or 1, 1, L, L]``: nothing later and no padding is seen, and of
+    what was before a window of the latest tokens (0: all).
+    """
     length = x.shape[1]
-    hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)[None, None]
+    later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+    hidden = later[None, None]
+    if 0 < window < length:
+        hidden = hidden | torch.ones_like(later).tril(-window)[None, None]
     if attention_mask is not None:
         hidden = hidden | (attention_mask == 0).to(x.device)[:, None, None, :]
     mask = torch.zeros(hidden.shape, dtype=x.dtype, device=x.device)

@@ -32,7 +32,10 @@ from tests.comfy.families.test_wan import wan_autoencoder
 from tests.support.golden_nets import assert_close_to_golden, read_golden_net
 
 TOLERANCE = 5e-5  # times are multiplied by 1000 before their waves are taken
-LLMS = ("llama3", "mistral", "qwen25_3b", "qwen25_7b", "qwen3_4b", "ovis_qwen3_2b")
+LLMS = (
+    "llama3", "mistral", "qwen25_3b", "qwen25_7b", "qwen3_4b", "ovis_qwen3_2b", "gemma2_2b",
+    "gemma3_4b", "gemma3_12b",
+)  # fmt: skip
 
 
 @torch.inference_mode()
