@@ -157,17 +157,26 @@ def _check_width(made: Any, wanted: int, whose: str, key: str) -> None:
 
 
 def levels_of(sigmas: Any) -> Tensor:
-    """The levels of a run as real numbers [steps + 1].
+    """The levels of a run as real numbers [steps + 1], in single or double precision.
+
+    Args:
+        sigmas: A tensor, a list or another sequence of numbers.
 
     Raises:
-        TypeError: They are no tensor.
+        TypeError: They are no numbers.
         ValueError: They have other than one axis.
     """
     if not torch.is_tensor(sigmas):
-        raise TypeError(f"sigmas are a tensor of levels, found {type(sigmas).__name__}")
+        try:
+            sigmas = torch.as_tensor(sigmas, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"sigmas are a tensor or a list of levels, found {type(sigmas).__name__} ({error})"
+            ) from error
     if sigmas.ndim != 1:
         raise ValueError(f"sigmas are levels in a row, found a tensor of {tuple(sigmas.shape)}")
-    return sigmas if sigmas.is_floating_point() else sigmas.float()
+    # The square of a level, which mixing needs, can be beyond the numbers of half precision.
+    return sigmas if sigmas.dtype in (torch.float32, torch.float64) else sigmas.float()
 
 
 def check_sigmas(levels: Sequence[float]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from comfy.sampling import guidance, noise, schedules, solvers
+from comfy.sampling import checks, guidance, noise, schedules, solvers
 
 StepReport = Callable[[int, Tensor, Tensor, int], None]
 """callback(step, denoised, x, total_steps)."""
@@ -124,7 +124,7 @@ class KSAMPLER(Sampler):
             denoise_mask: Like the latent, or None.
         """
         extra_args["denoise_mask"] = denoise_mask
-        sigmas = sigmas.clone()  # a solver may move its last level
+        sigmas = checks.levels_of(sigmas).clone()  # a solver may move its last level
         model_k = KSamplerX0Inpaint(model_wrap, sigmas)
         model_k.latent_image = latent_image
         model_k.noise = self._known_region_noise(noise, extra_args.get("seed"))
@@ -288,7 +288,7 @@ class KSampler:
         Args:
             force_full_denoise: End a run that stops early at the clean level.
         """
-        levels = self.sigmas if sigmas is None else sigmas
+        levels = self.sigmas if sigmas is None else checks.levels_of(sigmas)
         if last_step is not None and last_step < len(levels) - 1:
             levels = levels[: last_step + 1].clone()
             if force_full_denoise:

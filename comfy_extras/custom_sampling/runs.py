@@ -11,7 +11,7 @@ import latent_preview
 from comfy import progress
 from comfy.devices import placement
 from comfy.nested_tensor import NestedTensor
-from comfy.sampling import batching, guidance, run
+from comfy.sampling import batching, checks, guidance, run
 from comfy.sampling import noise as noise_source
 from comfy_api.latest import io
 from comfy_nodes.latent_basics import replaced
@@ -314,7 +314,7 @@ class SamplerCustom(io.ComfyNode):
         sigmas: Tensor,
         latent_image: Latent,
     ) -> io.NodeOutput:
-        latent = fitted(model, latent_image)
+        latent, sigmas = fitted(model, latent_image), checks.levels_of(sigmas)
         source = Noise_RandomNoise(noise_seed) if add_noise else Noise_EmptyNoise()
         kept: dict[str, Tensor] = {}
         samples = run.sample_custom(
@@ -359,7 +359,7 @@ class SamplerCustomAdvanced(io.ComfyNode):
         cls, noise: Any, guider: Any, sampler: Any, sigmas: Tensor, latent_image: Latent
     ) -> io.NodeOutput:
         model = guider.model_patcher
-        latent = fitted(model, latent_image)
+        latent, sigmas = fitted(model, latent_image), checks.levels_of(sigmas)
         kept: dict[str, Tensor] = {}
         samples = guider.sample(
             noise.generate_noise(latent),
@@ -396,6 +396,7 @@ class AddNoise(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, noise: Any, sigmas: Tensor, latent_image: Latent) -> io.NodeOutput:
+        sigmas = checks.levels_of(sigmas)
         if len(sigmas) == 0:
             return io.NodeOutput(latent_image)
         samples = latent_image["samples"]

@@ -251,10 +251,11 @@ def _reporter(
 
 def _span(sigmas: Tensor) -> tuple[float, float]:
     """Ends of a run; clean levels at its end are replaced by the one before them."""
-    checks.check_sigmas(sigmas.tolist())
-    levels = sigmas[sigmas > 0].tolist()
+    given: list[float] = checks.levels_of(sigmas).tolist()
+    checks.check_sigmas(given)
+    levels = [level for level in given if level > 0]
     if not levels:
-        raise ValueError(f"no level of {sigmas.tolist()} is above 0: there is nothing to remove")
+        raise ValueError(f"no level of {given} is above 0: there is nothing to remove")
     return levels[0], levels[-1]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfy.sampling import checks
 from comfy.sampling.noise import NoiseSampler, brownian_noise
 from comfy.sampling.parameterisation import split_ancestral
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
@@ -194,6 +195,7 @@ def _on_latent_device(
     rest: tuple[Any, ...],
 ) -> Tensor:
     """Run a solver with its Brownian tree built where the latent is."""
+    sigmas = checks.levels_of(sigmas)
     if sampler is None and len(sigmas) > 1 and bool((sigmas > 0).any()):
         sampler = brownian_noise(x, sigmas, (extra_args or {}).get("seed"), cpu=False)
     model, callback, disable, eta, s_noise, *options = rest

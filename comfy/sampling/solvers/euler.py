@@ -95,15 +95,16 @@ def sample_euler_ancestral_cfg_pp(
             continue
         alpha, alpha_next = run.path.alpha(sigma), run.path.alpha(sigma_next)
         noise_direction = (x - alpha * capture.denoised) / sigma
-        # sigma / alpha: both levels as if the path were variance exploding
-        ratio_next = sigma_next / alpha_next
-        if alpha > 0:
-            sigma_down, sigma_up = split_ancestral(sigma / alpha, ratio_next, eta)
+        if alpha_next == 0:  # a pure noise level repeated: nothing changes
+            kept, fresh = sigma_next, 0.0
+        elif alpha > 0:  # sigma / alpha: both levels as if the path were variance exploding
+            split = split_ancestral(sigma / alpha, sigma_next / alpha_next, eta)
+            kept, fresh = (alpha_next * level for level in split)
         else:  # from pure noise, fresh noise replaces all of the old
-            sigma_down, sigma_up = (0.0, ratio_next) if eta > 0 else (ratio_next, 0.0)
-        x = alpha_next * (denoised + noise_direction * sigma_down)
+            kept, fresh = (0.0, sigma_next) if eta > 0 else (sigma_next, 0.0)
+        x = alpha_next * denoised + noise_direction * kept
         if eta > 0 and s_noise > 0:
-            x = x + run.draw(sigma, sigma_next) * (alpha_next * s_noise * sigma_up)
+            x = x + run.draw(sigma, sigma_next) * (s_noise * fresh)
     return x
 
 

@@ -135,16 +135,14 @@ def sample_dpm_2_ancestral(
     run = Trajectory(model, sigmas, extra_args, callback, disable)
     run.use_noise(x, noise_sampler)
     for sigma, sigma_next in run:
-        slope = run.slope(x, sigma)
+        denoised = run.denoise(x, sigma)
         sigma_down, scale, sigma_up = run.path.ancestral_step(sigma, sigma_next, eta)
-        if sigma_down == 0:
-            x = x + slope * (sigma_down - sigma)
+        if sigma_down <= 0:  # no old noise is kept: the last step, a far step, or a high eta
+            x = denoised * run.path.alpha(sigma_next)
+            if sigma_next > 0:
+                x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_next)
             continue
-        if sigma_down < 0:  # a flow model's step at an eta so high that no old noise is kept
-            x = (x - slope * sigma) * run.path.alpha(sigma_next)
-            x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_next)
-            continue
-        sigma_mid = _middle(sigma, sigma_down)
+        slope, sigma_mid = (x - denoised) / sigma, _middle(sigma, sigma_down)
         slope = run.slope(x + slope * (sigma_mid - sigma), sigma_mid, report=False)
         x = (x + slope * (sigma_down - sigma)) * scale
         x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_up)

@@ -67,6 +67,7 @@ class Trajectory:
         self.callback, self.disable = callback, disable
         self.sampling = sampling_of(model)
         self.path: NoisePath = getattr(self.sampling, "path", EXPLODING)
+        sigmas = checks.levels_of(sigmas)
         self.levels: list[float] = sigmas.tolist()
         checks.check_sigmas(self.levels)
         kept = [place for place in range(len(self.levels)) if self._is_step(place, distinct)]
@@ -146,6 +147,7 @@ class Trajectory:
     ) -> None:
         """Choose the step noise: the given sampler, or a Brownian tree over `sigmas`."""
         checks.check_descending(self.levels)
+        sigmas = checks.levels_of(sigmas)
         if sampler is None and bool((sigmas > 0).any()):
             sampler = noise.brownian_noise(x, sigmas, self.seed, cpu=cpu)
         self._noise_sampler = sampler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import re
 import sys
 from pathlib import Path
@@ -225,7 +226,9 @@ def one_run(
 @pytest.mark.parametrize(
     ("sigmas", "error", "words"),
     [
-        ([1.0, 0.0], TypeError, "a tensor of levels, found list"),
+        (["high", 0.0], TypeError, "a tensor or a list of levels, found list"),
+        (None, TypeError, "a tensor or a list of levels, found NoneType"),
+        (1.0, ValueError, r"in a row, found a tensor of \(\)"),
         (torch.tensor([[1.0, 0.0]]), ValueError, r"in a row, found a tensor of \(1, 2\)"),
     ],
 )
@@ -238,6 +241,59 @@ def test_whole_levels_are_taken_as_real_ones() -> None:
     for name in ("euler", "uni_pc"):
         levels = torch.tensor([3, 1, 0])
         assert torch.equal(one_run(levels, name), one_run(levels.float(), name))
+
+
+@pytest.mark.parametrize("name", solvers.MENU_NAMES)
+def test_levels_may_be_a_list_or_of_any_precision(name: str) -> None:
+    levels = torch.tensor([14.0, 3.0, 1.0, 0.0])
+    plain = one_run(levels, name)
+    for given in (levels.tolist(), tuple(levels), levels.numpy(), levels.half(), levels.bfloat16()):
+        assert torch.equal(one_run(given, name), plain), type(given)
+    assert torch.allclose(one_run(levels.double(), name), plain, rtol=1e-5, atol=1e-5)
+    start = noise.prepare_noise(LATENT, 1)
+    function = solvers.find(name).function
+    estimate = {"denoised": torch.zeros(1), "uncond_denoised": torch.zeros(1)}
+
+    def still(x: Tensor, sigma: Tensor, model_options: Any = None, **kwargs: Any) -> Tensor:
+        for hook in (model_options or {}).get("sampler_post_cfg_function", ()):
+            hook(estimate)
+        return x * 0.5
+
+    made = [
+        function(still, start, given, extra_args={"seed": 1}, disable=True)
+        for given in (levels.clone(), levels.tolist())
+    ]
+    assert torch.equal(*made)
+
+
+def test_levels_beyond_half_precision_may_be_given_in_it() -> None:
+    model = ClosedFormModel("V_PREDICTION", {"zsnr": True})
+    levels = torch.tensor([4518.0, 10.0, 0.0]).half()
+    made = run.sample_custom(
+        patcher(model), noise.prepare_noise(LATENT, 1), 1.0, samplers.ksampler("euler"), levels,
+        conditioning(POSITIVE), conditioning(NEGATIVE), LATENT, disable_pbar=True, seed=1,
+    )  # fmt: skip
+    assert torch.isfinite(made).all()
+
+
+@pytest.mark.parametrize(
+    ("sigmas", "words"),
+    [
+        ([1.0, 2.0, 0.0], "rise from 1 to 2 at step 1"),
+        ([1.0, math.nan, 0.0], "sigma 1 is nan"),
+        ([math.inf, 0.0], "sigma 0 is inf"),
+        ([1.0, -0.1], "sigma 1 is -0.1"),
+    ],
+)
+def test_levels_that_no_sampler_can_follow_are_named(sigmas: list[float], words: str) -> None:
+    for given in (sigmas, torch.tensor(sigmas)):
+        with pytest.raises(ValueError, match=words):
+            one_run(given)
+
+
+def test_no_levels_return_the_latent() -> None:
+    for given in ([], torch.tensor([])):
+        assert one_run(given) is LATENT
 
 
 def test_a_latent_of_whole_numbers_is_named() -> None:

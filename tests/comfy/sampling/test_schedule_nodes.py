@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from comfy.sampling import (
     gits,
+    gits_table,
     noise_levels,
     schedule_curves,
     schedule_tables,
@@ -97,34 +99,56 @@ def test_tables(recorded: dict[str, Tensor]) -> None:
 def test_gits_rows(recorded: dict[str, Tensor]) -> None:
     for key, _, numbers, expected in calls(recorded, "GITSScheduler"):
         made = gits.gits_schedule(numbers["coeff"], int(numbers["steps"]), numbers["denoise"])
-        # The published rows have six digits.
-        torch.testing.assert_close(made, expected, rtol=5e-5, atol=1e-6, msg=key)
+        check(key, made, expected)
 
 
-@pytest.mark.parametrize("coefficient", [0.8, 0.85, 1.0, 1.3, 1.5])
-@pytest.mark.parametrize("steps", [2, 3, 9, 15, 20, 50])
-def test_gits_rows_in_between_descend(coefficient: float, steps: int) -> None:
-    made = gits.gits_schedule(coefficient, steps)
-    assert len(made) == steps + 1
+EVERY_GITS_ROW = [
+    (coefficient, steps, row)
+    for coefficient, rows in gits_table.ROWS.items()
+    for steps, row in enumerate(rows, start=gits.SHORTEST)
+]
+
+
+def test_gits_has_a_row_of_every_coefficient_and_step_count() -> None:
+    assert list(gits_table.ROWS) == [round(0.8 + 0.05 * place, 2) for place in range(15)]
+    assert all(len(row) == steps for _, steps, row in EVERY_GITS_ROW)
+    assert len(EVERY_GITS_ROW) == 15 * 19
+    percents, levels = zip(*gits_table.LEVELS.items())
+    assert sorted(percents) == list(percents)
+    assert sorted(levels, reverse=True) == list(levels)
+
+
+def test_gits_rows_are_ways_of_one_programme() -> None:
+    # What a wrong digit in the table would break.
+    tails: dict[tuple[float, int, int], tuple[int, ...]] = {}
+    for coefficient, steps, row in EVERY_GITS_ROW:
+        assert row[0] == 0
+        assert all(before < after <= 99 for before, after in pairwise(row))
+        for place, percent in enumerate(row):  # the rest of a best way is a best way
+            state = (coefficient, percent, steps - place)
+            assert tails.setdefault(state, row[place:]) == row[place:], state
+    for coefficient, rows in gits_table.ROWS.items():
+        for fewer, more in pairwise(rows):  # rows interlace
+            assert all(b <= a <= c for a, b, c in zip(fewer, more, more[1:])), coefficient
+    for rows, higher in pairwise(gits_table.ROWS.values()):  # and grow with the coefficient
+        assert all(a <= b for row, other in zip(rows, higher) for a, b in zip(row, other))
+
+
+@pytest.mark.parametrize("coefficient", [0.8, 0.8 + 0.05 * 7, 1.0, 1.3, 1.5])
+@pytest.mark.parametrize(("steps", "denoise"), [(2, 1), (16, 1), (20, 0.5), (21, 1), (1000, 0.3)])
+def test_gits_schedules_descend(coefficient: float, steps: int, denoise: float) -> None:
+    made = gits.gits_schedule(coefficient, steps, denoise)
+    assert len(made) == round(steps * denoise) + 1
     assert (made[1:] < made[:-1]).all()
+    assert made[-1] == 0
 
 
-def test_the_programme_of_gits_comes_near_the_published_rows() -> None:
-    apart = [
-        abs(found - published)
-        for coefficient, rows in gits.PERCENTS.items()
-        for steps, percents in rows.items()
-        for found, published in zip(gits.best_way(coefficient, steps), percents, strict=True)
-    ]
-    assert max(apart) <= 18
-    assert sum(apart) / len(apart) < 1.5
-
-
-def test_larger_coefficients_of_gits_spend_more_steps_at_low_noise() -> None:
-    coefficients = [0.8 + 0.05 * number for number in range(15)]
-    for steps in (3, 6, 14):
-        means = [sum(gits.row(coefficient, steps)) for coefficient in coefficients]
-        assert means == sorted(means), steps
+def test_gits_says_what_it_has_no_schedule_for() -> None:
+    with pytest.raises(ValueError, match=r"coeff 0\.83; known: 0\.80, .*1\.50"):
+        gits.gits_schedule(0.83, 10)
+    with pytest.raises(ValueError, match="2 steps at least, got 1"):
+        gits.gits_schedule(0.8, 1)
+    assert len(gits.gits_schedule(0.8, 10, 0.0)) == 0
 
 
 def test_schedules_of_a_model(recorded: dict[str, Tensor], sampling: Callable[[str], Any]) -> None:
