@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import folder_paths
 from comfy import cli_args
 from comfy_execution import supervisor
-from utils import policies, start_up, thread_scope
+from utils import node_manager, policies, start_up, thread_scope
 
 if TYPE_CHECKING:
     from comfy_execution.executor import ExecutorOptions
@@ -150,9 +150,12 @@ class Program:
 
         with start_up.refusing(JournalError):
             server = self.build_server()
-        packs = self.select_packs()
+        manager = node_manager.find_manager(self.args)
+        packs = self.select_packs(manager)
+        manager.prepare()
         run_prestartup_scripts(packs)
         self.install_devices()
+        manager.start(server.app)
         await load_nodes(packs, self.args.disabled_nodes_config)
         worker = self.build_worker(server)
         server.add_routes()
@@ -174,6 +177,7 @@ class Program:
 
         from comfy.devices import report, residency
         from comfy.interrupt import INTERRUPT
+        from comfy_api.feature_flags import SERVER_FEATURE_FLAGS
         from comfy_execution.journal import open_journal
         from comfy_execution.queue import PromptQueue
         from comfy_server import PromptServer, Services
@@ -187,7 +191,9 @@ class Program:
             metrics=lambda: {"memory_bytes": report.memory_by_owner()},
             memory=residency.memory_report,
         )
-        return PromptServer(asyncio.get_running_loop(), self.options, services, self.logs)
+        server = PromptServer(asyncio.get_running_loop(), self.options, services, self.logs)
+        SERVER_FEATURE_FLAGS.update(server.get_feature_flags())
+        return server
 
     def install_devices(self) -> None:
         """Resolves the policies against the machine."""
@@ -204,12 +210,12 @@ class Program:
                 precision.tune_cpu, precision.cpu_bf16, "bfloat16" in str(precision.unet_dtype)
             )
 
-    def select_packs(self) -> PackSelection:
+    def select_packs(self, manager: node_manager.NodeManager) -> PackSelection:
         """Which packs of `custom_nodes` the arguments ask for."""
         from comfy_nodes.custom_packs import PackSelection
 
         allowed = tuple(self.args.whitelist_custom_nodes)
-        return PackSelection(self.args.disable_all_custom_nodes, allowed)
+        return PackSelection(self.args.disable_all_custom_nodes, allowed, manager.refuses)
 
     def build_worker(self, server: PromptServer) -> Worker:
         """The executor with its policies, and the thread that feeds it."""

@@ -260,12 +260,12 @@ def _add_nodes(parser: argparse.ArgumentParser) -> None:
         parser,
         ("--disable-all-custom-nodes", "Load none of the packages in custom_nodes."),
         ("--disable-api-nodes", "Send a policy that keeps the page on this server."),
-        ("--enable-manager", "Load the node manager package if it is installed. " + NO_EFFECT),
+        ("--enable-manager", "Load the node manager (pip install comfyui-manager)."),
     )
     _exclusive(
         parser,
-        ("--disable-manager-ui", NO_EFFECT),
-        ("--enable-manager-legacy-ui", NO_EFFECT),
+        ("--disable-manager-ui", "The manager without its routes and its part of the page."),
+        ("--enable-manager-legacy-ui", "The manager with its older page."),
     )
 
 
@@ -549,6 +549,7 @@ def ineffective(parser: argparse.ArgumentParser, argv: Iterable[str]) -> list[st
 def _completed(parsed: argparse.Namespace) -> argparse.Namespace:
     """Fills in what options imply for one another."""
     parsed.fp16_unet |= parsed.force_fp16
+    parsed.enable_manager |= parsed.enable_manager_legacy_ui
     # Older clients take every binary frame for a result, so previews are not sent to them unasked.
     parsed.automatic_previews = parsed.preview_method is None
     if parsed.automatic_previews:

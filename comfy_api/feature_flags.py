@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SERVER_FEATURE_FLAGS: dict[str, Any] = {"supports_preview_metadata": True}
-"""Flags of this server. Main hands the dictionary to the server, which adds those of its routes;
-node packages may add to it as well."""
+"""Flags of this server, which main completes before packs load; what packs add is told as well."""
 
 
 def flag_at(flags: Mapping[str, Any], name: str, default: Any = False) -> Any:

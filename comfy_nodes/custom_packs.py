@@ -40,14 +40,17 @@ class PackSelection:
     Attributes:
         disabled: Load none but those in `allowed`.
         allowed: Names of packs that load although others are disabled.
+        is_refused: Says of a path that its pack is not to be loaded.
     """
 
     disabled: bool = False
     allowed: tuple[str, ...] = ()
+    is_refused: Callable[[str], bool] = lambda _: False
 
-    def accepts(self, name: str) -> bool:
-        """Whether the pack of this file or folder name is to be loaded."""
-        return not self.disabled or name in self.allowed
+    def accepts(self, path: str) -> bool:
+        """Whether the pack at this file or folder is to be loaded."""
+        is_wanted = not self.disabled or os.path.basename(path) in self.allowed
+        return is_wanted and not self.is_refused(path)
 
 
 def pack_paths(selection: PackSelection = PackSelection()) -> list[str]:
@@ -60,7 +63,7 @@ def pack_paths(selection: PackSelection = PackSelection()) -> list[str]:
             continue
         for name in sorted(os.listdir(folder)):
             path = os.path.join(folder, name)
-            if _is_pack(path) and selection.accepts(name):
+            if _is_pack(path) and selection.accepts(path):
                 found.append(path)
     return found
 
@@ -144,7 +147,10 @@ async def load_custom_node(
         _reraise_if_stopping(error)
         IMPORT_FAILED[module_path] = traceback.format_exc()
         logger.warning(
-            "cannot load pack %s; it is skipped\n%s", module_path, IMPORT_FAILED[module_path]
+            "cannot load pack %s; it is skipped\n%s%s",
+            module_path,
+            IMPORT_FAILED[module_path],
+            _remedy(error, _pack_folder(module_path)),
         )
         return False
     if nodes is None:
@@ -161,6 +167,19 @@ async def load_custom_node(
         node.RELATIVE_PYTHON_MODULE = f"{module_parent}.{name}"
     add_nodes(accepted, titles)
     return True
+
+
+def _remedy(error: BaseException, folder: str) -> str:
+    """What to do where a pack needs a package that is not installed; else nothing."""
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if not missing.isidentifier() or importlib.util.find_spec(missing) is not None:
+        return ""
+    listed = os.path.join(folder, "requirements.txt")
+    what = f'-r "{listed}"' if os.path.isfile(listed) else missing
+    return (
+        f"{missing} is not installed; the pack's author says what it needs. Often this brings it: "
+        f'"{sys.executable}" -m pip install {what}'
+    )
 
 
 def import_pack(module_path: str) -> ModuleType:

@@ -37,6 +37,9 @@ ADMIN_PATHS = frozenset(
         ("GET", "/metrics"),
     }
 )
+ADMIN_PACKAGES = frozenset({"comfyui_manager"})
+"""Packages whose routes install and remove programs."""
+
 DEFAULT_PER_MINUTE = 3000
 FAILURES_PER_MINUTE = 120  # a page left open asks on with the session that has ended
 STORE_NAME = "accounts"
@@ -103,6 +106,11 @@ def _route(request: web.Request) -> tuple[str, str]:
     return method, path.removeprefix("/api") if path.startswith("/api/") else path
 
 
+def _installs_programs(request: web.Request) -> bool:
+    handler = request.match_info.handler
+    return str(getattr(handler, "__module__", "")).partition(".")[0] in ADMIN_PACKAGES
+
+
 def _unauthenticated(request: web.Request) -> web.StreamResponse:
     wants_page = request.method == "GET" and (
         request.headers.get("Sec-Fetch-Dest") == "document"
@@ -144,7 +152,7 @@ def authentication(store: AccountStore) -> Middleware:
         if account is None:
             wait_s = failures.take(request.remote or "") if _has_credentials(request) else None
             return _unauthenticated(request) if wait_s is None else _too_many(wait_s)
-        if route in ADMIN_PATHS and not account.is_admin:
+        if not account.is_admin and (route in ADMIN_PATHS or _installs_programs(request)):
             return error_response(403, "this needs the role admin")
         request[ACCOUNT] = account
         request[USER] = account.name

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from comfy_api.feature_flags import get_server_features
 from comfy_server.options import ServerOptions
 
 
 def server_features(options: ServerOptions) -> dict[str, Any]:
-    """The features as `/features` and the socket answer them; core keys cannot be overwritten."""
+    """The features as `/features` and the socket answer them; core keys cannot be overwritten.
+
+    What packs add to `comfy_api.feature_flags.SERVER_FEATURE_FLAGS` is among them.
+    """
     core = {
         "supports_preview_metadata": True,
         "max_upload_size": options.max_upload_bytes,
@@ -17,4 +22,15 @@ def server_features(options: ServerOptions) -> dict[str, Any]:
         "supports_resume": True,
         "partner_run_gate_enabled": False,
     }
-    return {**options.feature_flags, **core}
+    return merged(merged(get_server_features(), options.feature_flags), core)
+
+
+def merged(flags: Mapping[str, Any], winning: Mapping[str, Any]) -> dict[str, Any]:
+    """Two trees of flags as one; where both have a value the second wins."""
+    both = dict(flags)
+    for name, value in winning.items():
+        known = both.get(name)
+        if isinstance(known, Mapping) and isinstance(value, Mapping):
+            value = merged(known, value)
+        both[name] = value
+    return both

@@ -257,3 +257,32 @@ def test_prestartup_scripts_run_and_may_fail(packs: Path) -> None:
     write(packs, "b", text, "prestartup_script.py")
     custom_packs.run_prestartup_scripts()
     assert marker.exists()
+
+
+@pytest.mark.parametrize("has_list", [True, False])
+def test_a_pack_that_lacks_a_package_is_told_how_to_get_it(
+    packs: Path, caplog: pytest.LogCaptureFixture, has_list: bool
+) -> None:
+    write(packs, "needy", "import surely_not_installed.part")
+    if has_list:
+        write(packs, "needy", "surely-not-installed", "requirements.txt")
+    load()
+    listed = f'-r "{packs / "needy" / "requirements.txt"}"'
+    command = f'"{sys.executable}" -m pip install {listed if has_list else "surely_not_installed"}'
+    assert command in caplog.text
+
+
+def test_a_missing_part_of_this_server_is_not_to_be_installed(
+    packs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(packs, "ahead", "import comfy.surely_not_here")
+    load()
+    assert "comfy.surely_not_here" in caplog.text
+    assert "pip install" not in caplog.text
+
+
+def test_a_pack_that_the_selection_refuses_is_left_out(packs: Path) -> None:
+    write(packs, "old-manager", f"{NODE}\nNODE_CLASS_MAPPINGS = {{'Old': Node}}")
+    write(packs, "kept", f"{NODE}\nNODE_CLASS_MAPPINGS = {{'Kept': Node}}")
+    table, _ = load(is_refused=lambda path: "manager" in Path(path).name)
+    assert set(table.nodes) == {"Kept"}

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, CookieJar, FormData, WSServerHandshakeError, encode_basic_auth
+from aiohttp import (
+    ClientSession,
+    CookieJar,
+    FormData,
+    WSServerHandshakeError,
+    encode_basic_auth,
+    web,
+)
 from aiohttp.test_utils import TestClient
 
 import folder_paths
@@ -464,3 +471,20 @@ async def test_wrong_tokens_and_sessions_are_counted_before_anybody_is_known(
     assert int(answer.headers["Retry-After"]) >= 1
     assert (await people.client.get("/queue")).status == 401  # who shows nothing guesses nothing
     assert await people.get("ann", "/queue") == {"queue_running": [], "queue_pending": []}
+
+
+async def test_only_admins_reach_what_installs_programs(start: Start) -> None:
+    """The node manager's routes, whatever they are called, also under /api."""
+
+    async def install(request: web.Request) -> web.Response:
+        return web.json_response({"installed": True})
+
+    install.__module__ = "comfyui_manager.glob.manager_server"
+    tokens = {
+        name: add_account(spec) for name, spec in {"ann": "ann", "root": "root:admin"}.items()
+    }
+    client = await start(lambda server: server.routes.get("/v2/customnode/x")(install), auth=True)
+    people = People(client, tokens)
+    for path in ("/v2/customnode/x", "/api/v2/customnode/x"):
+        assert await people.get("ann", path) == 403
+        assert await people.get("root", path) == {"installed": True}

@@ -14,6 +14,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 from PIL import Image
 
+from comfy_api import feature_flags
 from comfy_server import PromptServer
 from tests.comfy_server.conftest import NODES, Start
 
@@ -460,3 +461,16 @@ async def test_the_node_list_is_kept_until_a_file_comes_or_a_fresh_one_is_wanted
     assert listed["EmptyImage"]["models"] == ["new.safetensors"]
     put(base / "input/new.png")
     assert await names() == len(NODES)
+
+
+async def test_what_packs_add_to_the_features_is_told(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also within a branch that the server has itself, and without changing what it says."""
+    added = {"extension": {"manager": {"supports_csrf_post": True, "supports_v4": False}}, "own": 1}
+    for name, value in added.items():
+        monkeypatch.setitem(feature_flags.SERVER_FEATURE_FLAGS, name, value)
+    told = await (await client.get("/features")).json()
+    assert told["extension"]["manager"] == {"supports_csrf_post": True, "supports_v4": True}
+    assert told["own"] == 1
+    assert told["max_upload_size"] > 0
