@@ -23,6 +23,7 @@ from comfy.families.pixart import PixArtModel as PixArt
 from comfy.families.prediction import model_sampling
 from comfy.families.sd15_model import SD15_instructpix2pix
 from comfy.families.sdxl_model import SDXL, SDXL_instructpix2pix, SDXLRefiner, sdxl_pooled
+from comfy.families.stable_audio import StableAudioModel as StableAudio1
 from comfy.public import write_through
 
 write_through(__name__)

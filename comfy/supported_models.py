@@ -36,6 +36,7 @@ from comfy.families.sdxl import (
     SDXLRefiner,
     Segmind_Vega,
 )
+from comfy.families.stable_audio import StableAudio
 from comfy.public import write_through
 
 write_through(__name__)

@@ -21,6 +21,7 @@ from comfy.families import (
     sd20,
     sd_pictures,
     sdxl,
+    stable_audio,
     wan,
 )
 from comfy.families.family import ModelFamily
@@ -44,6 +45,7 @@ MODEL_FAMILIES: list[type[ModelFamily]] = [
     sd_pictures.SV3D_p,
     sd_pictures.SVD_img2vid,
     sd3.SD3,
+    stable_audio.StableAudio,
     auraflow.AuraFlow,
     pixart.PixArtAlpha,
     pixart.PixArtSigma,

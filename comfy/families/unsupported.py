@@ -18,7 +18,6 @@ ADALN = "adaln_single.emb.timestep_embedder.linear_1.bias"
 NETWORKS: Marks = (
     (("clip_txt_mapper.weight",), "Stable Cascade, stage C"),
     (("clip_mapper.weight",), "Stable Cascade, stage B"),
-    (("transformer.rotary_pos_emb.inv_freq",), "Stable Audio"),
     (("mlp_t5.0.weight",), "Hunyuan-DiT"),
     ((HUNYUAN, "vision_in.proj.0.weight"), "HunyuanVideo 1.5"),
     ((HUNYUAN, "byt5_in.fc1.weight"), "HunyuanImage 2.1"),

@@ -18,6 +18,7 @@ from comfy.ldm.autoencoder.temporal import TemporalAutoencoder
 from comfy.ldm.hunyuan3d.vae import MOST_BYTES, GeoSizes, ShapeVAE
 from comfy.ldm.taesd.model import TAESD
 from comfy.ldm.wan.vae import WanVAE
+from comfy.vae.audio_kinds import detect_oobleck
 from comfy.vae.spec import AutoencoderSpec
 from comfy.vae.video_kinds import detect_hunyuan_video, detect_ltxv
 from comfy.weights.header_hints import read_hints
@@ -306,6 +307,7 @@ AUTOENCODERS: dict[str, Detector] = {
     "shape": detect_shape,
     "hunyuan_video": detect_hunyuan_video,
     "ltxv": detect_ltxv,
+    "oobleck": detect_oobleck,
 }
 
 

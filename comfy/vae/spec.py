@@ -47,7 +47,9 @@ class AutoencoderSpec:
         not_video: Whether a batch of pictures is a batch also where the latent has a time axis.
         has_tiles: Whether latents may be cut into tiles.
         crop_input: Whether pictures are cut to a multiple of the ratio.
-        pad_channel_value: What missing channels are filled with; None: they may not be missing.
+        pad_channel_value: What missing channels are filled with, "replicate" for the last one there
+            is; None: they may not be missing.
+        to_file: From the network's weights to those of a file.
         default_weights: Values of parameters a file may lack (see `comfy.weights.fill`).
     """
 
@@ -71,4 +73,5 @@ class AutoencoderSpec:
     crop_input: bool = True
     pad_channel_value: float | str | None = None
     extra_1d_channel: int | None = None
+    to_file: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
     default_weights: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)

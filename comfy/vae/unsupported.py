@@ -16,7 +16,6 @@ AUTOENCODERS: Marks = (
     (("backbone.1.0.block.0.1.num_batches_tracked",), "Stable Cascade, encoder of stage C"),
     (("encoder.backbone.1.0.block.0.1.num_batches_tracked",), "Stable Cascade, stage C"),
     (("blocks.11.num_batches_tracked",), "Stable Cascade, previewer"),
-    (("decoder.layers.1.layers.0.beta",), "Stable Audio"),
     (("blocks.2.blocks.3.stack.5.weight",), "Mochi, decoder alone"),
     (("layers.4.layers.1.attn_block.attn.qkv.weight",), "Mochi, encoder alone"),
     (("decoder.blocks.2.blocks.3.stack.5.weight",), "Mochi"),

@@ -21,8 +21,10 @@ from comfy.weights.diffusers_vae import convert_vae_state_dict, is_diffusers_vae
 from comfy.weights.fill import UnknownWeightsError, fill
 from comfy.weights.layout import arrange_convolutions
 from comfy.weights.marks import cannot_run
+from comfy.weights.weight_norm import joined
 
 COLOURS = 3  # channels of a picture without alpha
+SOUND_AXES = 3
 
 ESTIMATE_TO_TRUTH = 3.0
 """How far the estimates of memory, made for headroom on devices, lie above what a run takes."""
@@ -74,7 +76,7 @@ class VAE(TiledCoding):
             UnknownWeightsError: The weights are of no known kind.
             IncompleteWeightsError: They are not all there.
         """
-        weights = dict(sd or {})
+        weights = joined(sd or {})
         if is_diffusers_vae(weights):
             weights = convert_vae_state_dict(weights)
         for inner in ("encoder.quant_conv.", "decoder.post_quant_conv."):  # another spelling
@@ -137,7 +139,7 @@ class VAE(TiledCoding):
 
     def get_sd(self) -> dict[str, Tensor]:
         """Weights by key."""
-        return self.first_stage_model.state_dict()
+        return self.spec.to_file(self.first_stage_model.state_dict())
 
     def spacial_compression_encode(self) -> Any:
         """Pixels per latent cell along a side, when encoding."""
@@ -303,10 +305,17 @@ class VAE(TiledCoding):
         axis if it has one.
 
         Raises:
-            ValueError: They are smaller than a latent cell.
+            ValueError: They are smaller than a latent cell, or no sound for an autoencoder of that.
         """
+        if self.latent_dim == 1 and pixels.ndim != SOUND_AXES:
+            raise ValueError(
+                f"{self.spec.name} encodes sound [batch, samples, channels], found a tensor of "
+                f"shape {tuple(pixels.shape)}; connect a sound to VAEEncodeAudio"
+            )
         if self.output_channels == COLOURS:
             pixels = _in_colours(pixels)
+        else:
+            pixels = _with_channels(pixels, self.output_channels, self.pad_channel_value)
         whole = self.vae_encode_crop_pixels(pixels)
         if 0 in whole.shape:
             raise ValueError(
@@ -375,6 +384,17 @@ def _in_colours(pixels: Tensor) -> Tensor:
     if pixels.shape[-1] < COLOURS:
         return pixels[..., :1].expand(*pixels.shape[:-1], COLOURS)
     return pixels[..., :COLOURS]
+
+
+def _with_channels(values: Tensor, count: int, filling: float | str | None) -> Tensor:
+    """As many channels ``[..., C]`` as an autoencoder takes, where it says what fills the rest."""
+    if filling is None or values.shape[-1] == count:
+        return values
+    missing = max(0, count - values.shape[-1])
+    last = values[..., -1:].expand(*values.shape[:-1], missing)
+    if not isinstance(filling, str):
+        last = torch.full_like(last, filling)
+    return torch.cat([values[..., :count], last], dim=-1)
 
 
 def _spatial(ratio: Any) -> Any:

@@ -111,6 +111,7 @@ NOT_IN_THE_RECORD = {
         "SkyReels I2V",
         "Hunyuan3D 2",
         "Hunyuan3D 2 mini",
+        "Stable Audio open 1.0",
         "AuraFlow 0.1",
         "AuraFlow 0.3",
     ],

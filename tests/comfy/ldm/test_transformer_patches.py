@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from comfy.ldm.audio.dit import AudioDiffusionTransformer
 from comfy.ldm.aura.mmdit import MMDiT
 from comfy.ldm.chroma.model import Chroma
 from comfy.ldm.flux.model import Flux
@@ -23,6 +24,7 @@ from comfy.ldm.wan.model import WanModel
 from tests.support.golden_nets import read_golden_net
 
 NETWORKS: dict[str, Any] = {
+    "stable_audio_dit": AudioDiffusionTransformer,
     "auraflow": MMDiT,
     "flux": Flux,
     "chroma": Chroma,

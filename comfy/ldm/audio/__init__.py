@@ -1,0 +1,1 @@
+"""Networks over sound: the transformer of Stable Audio and its autoencoder."""

@@ -1,0 +1,64 @@
+"""Recognises autoencoders of sound by the keys and shapes of their weights."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from comfy.ldm.audio.autoencoder import AudioOobleckVAE
+from comfy.vae.spec import AutoencoderSpec, unchanged
+from comfy.weights import weight_norm
+from comfy.weights.state_dict import count_parts
+
+OOBLECK_MARK = "decoder.layers.1.layers.0.beta"
+BYTES_A_SAMPLE = 1000  # values that live at once for a sample of the full-size network
+
+
+def detect_oobleck(
+    weights: Mapping[str, Tensor], metadata: Mapping[str, str] | None
+) -> AutoencoderSpec | None:
+    """Oobleck, of Stable Audio."""
+    del metadata
+    if OOBLECK_MARK not in weights:
+        return None
+    weights = weight_norm.joined(weights)
+    channels, sound_channels, _ = weights["encoder.layers.0.weight"].shape
+    levels = count_parts(weights, "encoder.layers.") - 3  # before and behind stand other layers
+    ends = [weights[f"encoder.layers.{n}.layers.4.weight"].shape for n in range(1, levels + 1)]
+    strides = tuple(kernel // 2 for _, _, kernel in ends)
+    latent_channels = weights["decoder.layers.0.weight"].shape[1]
+    ratio = math.prod(strides)
+
+    def memory_encode(shape: Sequence[int], dtype: torch.dtype) -> float:
+        return float(BYTES_A_SAMPLE * shape[0] * shape[2] * dtype.itemsize)
+
+    def memory_decode(shape: Sequence[int], dtype: torch.dtype) -> float:
+        return float(BYTES_A_SAMPLE * shape[0] * shape[2] * ratio * dtype.itemsize)
+
+    return AutoencoderSpec(
+        name="Stable Audio",
+        build=functools.partial(
+            AudioOobleckVAE,
+            sound_channels,
+            channels,
+            latent_channels,
+            tuple(out // channels for out, _, _ in ends),
+            strides,
+        ),
+        memory_encode=memory_encode,
+        memory_decode=memory_decode,
+        latent_channels=latent_channels,
+        latent_dim=1,
+        output_channels=sound_channels,
+        downscale_ratio=ratio,
+        upscale_ratio=ratio,
+        working_dtypes=(torch.float16, torch.bfloat16, torch.float32),
+        process_input=unchanged,
+        process_output=unchanged,
+        pad_channel_value="replicate",
+        to_file=weight_norm.parted,
+    )
