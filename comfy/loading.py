@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,9 +23,8 @@ from comfy.families.family import ModelFamily, strip_prefixes
 from comfy.families.text_sizes import text_model_configs
 from comfy.patching.dynamic import core_patcher_class
 from comfy.patching.patcher import ModelPatcher
-from comfy.text_encoders import hunyuan_video, mistral, pile_t5, qwen, tekken, umt5
 from comfy.text_encoders.clip import CLIP
-from comfy.text_encoders.t5_pieces import DATA_ENTRY, EMBEDDED, find_pieces
+from comfy.text_encoders.vocabularies import EMBEDDED_NAMES, vocabulary_beside
 from comfy.vae.vae import VAE
 from comfy.weights import contents, state_dict
 from comfy.weights.errors import WeightFileError
@@ -49,20 +48,6 @@ Metadata = Mapping[str, str]
 
 # Option of text encoders: folders in which a vocabulary file is looked for.
 FOLDERS_OPTION = "tokenizer_folders"
-# Encoder whose vocabulary is a file -> how it is looked for in some folders.
-VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
-    "t5xxl": find_pieces,
-    "t5base": find_pieces,
-    umt5.NAME: umt5.find_umt5_pieces,
-    pile_t5.NAME: pile_t5.find_pile_pieces,
-    qwen.QWEN25_7B: qwen.find_qwen_pieces,
-    qwen.QWEN3_4B: qwen.find_qwen_pieces,
-    mistral.NAME: tekken.find_tekken_pieces,
-    hunyuan_video.NAME: hunyuan_video.find_llama_pieces,
-}
-# Tensors of bytes that are vocabularies, not weights.
-EMBEDDED_NAMES = (EMBEDDED, tekken.EMBEDDED)
-
 
 # What to do where a checkpoint's own autoencoder is of no known kind.
 OWN_AUTOENCODER = "load an autoencoder from a file of its own, with a Load VAE node"
@@ -210,16 +195,6 @@ def _checkpoint_clip(
         state_dict=network,
         model_options={**sizes, **settings},
     )
-
-
-def vocabulary_beside(weights: Mapping[str, Any], folders: Iterable[str]) -> dict[str, str]:
-    """Tokenizer data that name a vocabulary file for an encoder among some weights, if any."""
-    encoders = {key.split(".")[0] for key in weights}
-    for encoder, find in VOCABULARIES.items():
-        if encoder in encoders:
-            path = find(folders)
-            return {} if path is None else {DATA_ENTRY: path}
-    return {}
 
 
 def _checkpoint_clip_vision(family: ModelFamily, sd: StateDict) -> Any:

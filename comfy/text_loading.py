@@ -6,74 +6,38 @@ family the person names (`CLIPType`).
 
 from __future__ import annotations
 
-import enum
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from comfy.families import openclip
-from comfy.families.family import ClipTarget
 from comfy.families.text_sizes import llm_dtype, t5_dtype, text_model_configs
+from comfy.families.text_targets import OLD_XXL, CLIPType, text_target
 from comfy.loading import (
-    EMBEDDED_NAMES,
     FOLDERS_OPTION,
     Options,
     StateDict,
     UnknownArchitectureError,
     naming,
     state_dict_in_words,
-    vocabulary_beside,
 )
-from comfy.text_encoders import hunyuan_video, mistral, pile_t5, qwen, t5_alone, tekken, umt5
+from comfy.text_encoders import (
+    hunyuan_video,
+    lumina2,
+    mistral,
+    pile_t5,
+    qwen,
+    t5_alone,
+    tekken,
+    umt5,
+)
 from comfy.text_encoders.clip import CLIP
-from comfy.text_encoders.flux import FluxTokenizer, flux_clip
-from comfy.text_encoders.sd1 import SD1ClipModel, SD1Tokenizer
-from comfy.text_encoders.sd2 import SD2ClipModel, SD2Tokenizer
-from comfy.text_encoders.sd3 import SD3Tokenizer, sd3_clip
-from comfy.text_encoders.sdxl import (
-    SDXLClipModel,
-    SDXLRefinerClipModel,
-    SDXLTokenizer,
-    StableCascadeClipModel,
-    StableCascadeTokenizer,
-)
+from comfy.text_encoders.vocabularies import EMBEDDED_NAMES, vocabulary_beside
 from comfy.weights import state_dict as files
 from comfy.weights.header_hints import read_hints
 from comfy.weights.marks import cannot_run
-
-
-class CLIPType(enum.Enum):
-    """What a text encoder is loaded for."""
-
-    STABLE_DIFFUSION = 1
-    STABLE_CASCADE = 2
-    SD3 = 3
-    STABLE_AUDIO = 4
-    HUNYUAN_DIT = 5
-    FLUX = 6
-    MOCHI = 7
-    LTXV = 8
-    HUNYUAN_VIDEO = 9
-    PIXART = 10
-    COSMOS = 11
-    LUMINA2 = 12
-    WAN = 13
-    HIDREAM = 14
-    CHROMA = 15
-    ACE = 16
-    OMNIGEN2 = 17
-    QWEN_IMAGE = 18
-    HUNYUAN_IMAGE = 19
-    HUNYUAN_VIDEO_15 = 20
-    OVIS = 21
-    KANDINSKY5 = 22
-    KANDINSKY5_IMAGE = 23
-    NEWBIE = 24
-    FLUX2 = 25
-
 
 # A key that only this encoder (and larger ones, which stand before it) has -> its name.
 ENCODER_MARKS = (
@@ -82,11 +46,12 @@ ENCODER_MARKS = (
     ("text_model.encoder.layers.0.mlp.fc1.weight", "clip_l"),
 )
 T5_BLOCK = "encoder.block.0.layer."
+GEMMA3_12B_MARK = "model.layers.47.self_attn.q_norm.weight"
 # Encoders that are recognised but cannot be loaded: a key that they have -> name.
 UNSUPPORTED_MARKS = (
     ("model.encoder.layers.0.mixer.Wqkv.weight", "Jina CLIP 2"),
     (f"{T5_BLOCK}1.DenseReluDense.wi.weight", "T5 of the first version"),
-    ("model.layers.0.post_feedforward_layernorm.weight", "Gemma"),
+    (GEMMA3_12B_MARK, "Gemma 3 12B (LTX-2)"),
     ("model.layers.0.self_attn.q_norm.weight", "Qwen 3 2B (Ovis)"),
     ("model.layers.0.self_attn.k_proj.bias", "Qwen 2.5 3B (OmniGen 2)"),
 )
@@ -95,47 +60,7 @@ T5_WIDTHS = {768: "T5-base (Stable Audio, ACE-Step)", 1472: "ByT5"}
 MISTRAL_WIDTH = 5120  # that of Llama is 4096
 OTHER_QWEN_WIDTH = 2048  # Qwen 2.5 3B (OmniGen 2) and Qwen 3 2B (Ovis)
 
-# Encoder -> classes that use it alone; a type with classes of its own stands beside it.
-SINGLE_TARGETS: dict[str, ClipTarget] = {
-    "clip_l": ClipTarget(SD1Tokenizer, SD1ClipModel),
-    "clip_h": ClipTarget(SD2Tokenizer, SD2ClipModel),
-    "clip_g": ClipTarget(SDXLTokenizer, SDXLRefinerClipModel),
-}
-
-SPECIAL_TARGETS: dict[tuple[str, CLIPType], ClipTarget] = {
-    ("clip_g", CLIPType.STABLE_CASCADE): ClipTarget(StableCascadeTokenizer, StableCascadeClipModel),
-}
-# The encoders that Stable Diffusion 3 uses, in any number, in the order of the arguments.
-SD3_PARTS = ("clip_l", "clip_g", "t5xxl")
-FLUX_PARTS = {"clip_l", "t5xxl"}
-# What a type wants of a T5 XXL that is its only encoder.
-T5_ARRANGEMENTS = {
-    CLIPType.LTXV: t5_alone.LTXV,
-    CLIPType.PIXART: t5_alone.PIXART,
-    CLIPType.CHROMA: t5_alone.PIXART,
-}
-# Types that need another encoder, alone or beside T5.
-NEVER_T5_ALONE = frozenset({CLIPType.WAN, CLIPType.HIDREAM})
-OLD_XXL = "t5xxl_old"  # its keys and tokens are those of T5 XXL
 OLD_T5 = {1024: OLD_XXL, 768: t5_alone.BASE}  # without a gate, by width
-HUNYUAN_VIDEO_PARTS = {"clip_l", "llama"}
-# Two files are the two encoders of SDXL for every type without an arrangement of its own.
-PAIR_TARGET = ClipTarget(SDXLTokenizer, SDXLClipModel)
-OWN_ARRANGEMENT = frozenset(
-    {
-        CLIPType.SD3,
-        CLIPType.FLUX,
-        CLIPType.HIDREAM,
-        CLIPType.HUNYUAN_DIT,
-        CLIPType.HUNYUAN_VIDEO,
-        CLIPType.HUNYUAN_IMAGE,
-        CLIPType.HUNYUAN_VIDEO_15,
-        CLIPType.KANDINSKY5,
-        CLIPType.KANDINSKY5_IMAGE,
-        CLIPType.NEWBIE,
-        CLIPType.LTXV,
-    }
-)
 
 
 def load_clip(
@@ -162,11 +87,11 @@ def load_clip(
                 path,
                 cannot_run(unsupported) if unsupported else found,
                 "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or bigG), T5-XXL, UMT5-XXL, "
-                "Qwen 2.5 7B, Qwen 3 4B, Llama 3 or Mistral Small 3",
+                "Qwen 2.5 7B, Qwen 3 4B, Llama 3, Mistral Small 3, Gemma 2 2B or Gemma 3 4B",
             )
         parts.append(part)
         metadata.update(header or {})
-    _target([detect_encoder(part) for part in parts], clip_type)  # raises for a wrong choice
+    text_target([detect_encoder(part) for part in parts], clip_type)  # raises for a wrong choice
     options = dict(model_options or {})
     folders = [os.path.dirname(path) for path in ckpt_paths]
     options[FOLDERS_OPTION] = [*folders, *options.get(FOLDERS_OPTION, ())]
@@ -192,7 +117,7 @@ def load_text_encoder_state_dicts(
     kinds = [detect_encoder(part) for part in parts]
     held = {name: part.pop(name) for part in parts for name in EMBEDDED_NAMES if name in part}
     everything = {key: value for part in parts for key, value in part.items()}
-    target = _target(kinds, clip_type, t5_dtype(everything) or llm_dtype(everything))
+    target = text_target(kinds, clip_type, t5_dtype(everything) or llm_dtype(everything))
     whole = {
         f"{'t5xxl' if kind == OLD_XXL else kind}.transformer.{key}": value
         for kind, part in zip(kinds, parts)
@@ -212,67 +137,6 @@ def load_text_encoder_state_dicts(
     )
 
 
-def _target(
-    kinds: Sequence[str | None], clip_type: CLIPType, kept: torch.dtype | None = None
-) -> ClipTarget:
-    """The classes that use these encoders for this family; ``kept`` is the type in which the
-    weights of a large one stay.
-
-    Raises:
-        ValueError: No family that can be loaded uses them together.
-    """
-    names = [str(kind) for kind in kinds]
-    distinct = len(set(names)) == len(names)
-    if clip_type is CLIPType.SD3 and distinct and set(names) <= set(SD3_PARTS):
-        clip_l, clip_g, t5 = (name in names for name in SD3_PARTS)
-        return ClipTarget(SD3Tokenizer, sd3_clip(clip_l, clip_g, t5, kept))
-    if clip_type is CLIPType.FLUX and distinct and set(names) == FLUX_PARTS:
-        return ClipTarget(FluxTokenizer, flux_clip(kept))
-    alone = _t5_alone(names, clip_type)
-    if alone is not None:
-        tokenizer = t5_alone.t5_alone_tokenizer(alone)
-        return ClipTarget(tokenizer, t5_alone.t5_alone_clip(alone, kept))
-    if names == [umt5.NAME]:
-        return ClipTarget(umt5.WanT5Tokenizer, umt5.wan_clip(kept))
-    if names == [qwen.QWEN25_7B]:
-        model = qwen.qwen_clip(qwen.QwenImageTEModel, kept)
-        return ClipTarget(qwen.QwenImageTokenizer, model)
-    if names == [qwen.QWEN3_4B]:
-        return ClipTarget(qwen.ZImageTokenizer, qwen.qwen_clip(qwen.ZImageTEModel, kept))
-    if clip_type is CLIPType.HUNYUAN_VIDEO and distinct and set(names) == HUNYUAN_VIDEO_PARTS:
-        return ClipTarget(
-            hunyuan_video.HunyuanVideoTokenizer, hunyuan_video.hunyuan_video_clip(kept)
-        )
-    if names == [mistral.NAME]:
-        return ClipTarget(mistral.Flux2Tokenizer, mistral.flux2_clip(kept))
-    if len(names) == 1 and names[0] in SINGLE_TARGETS:
-        special = SPECIAL_TARGETS.get((names[0], clip_type))
-        return special or SINGLE_TARGETS[names[0]]
-    if sorted(names) == ["clip_g", "clip_l"] and clip_type not in OWN_ARRANGEMENT:
-        return PAIR_TARGET
-    raise ValueError(
-        f"text encoders {', '.join(names)} for type {clip_type.name.lower()} cannot be loaded; "
-        "known: one of clip_l, clip_h, clip_g; clip_l with clip_g for SDXL; clip_l with t5xxl for "
-        "type flux; t5xxl for types mochi, chroma, ltxv, pixart; clip_l, clip_g, t5xxl or some "
-        "for type sd3; umt5xxl for type wan; pile_t5xl for AuraFlow; qwen25_7b for type "
-        "qwen_image; qwen3_4b for Z-Image; mistral3_24b for type flux2; clip_l with llama for "
-        "type hunyuan_video"
-    )
-
-
-def _t5_alone(names: Sequence[str], clip_type: CLIPType) -> t5_alone.Arrangement | None:
-    """What a type wants of its only encoder, if that is a T5."""
-    if names == [OLD_XXL]:
-        return t5_alone.COSMOS
-    if names == [t5_alone.BASE]:
-        return t5_alone.STABLE_AUDIO
-    if names == [pile_t5.NAME]:
-        return pile_t5.AURAFLOW
-    if names == ["t5xxl"] and clip_type not in NEVER_T5_ALONE:
-        return T5_ARRANGEMENTS.get(clip_type, t5_alone.MOCHI)
-    return None
-
-
 def as_clip_keys(state_dict: StateDict) -> StateDict:
     """Keys as CLIP names them, whether the file has CLIP's or OpenCLIP's layout."""
     if "transformer.resblocks.0.ln_1.weight" in state_dict:
@@ -290,12 +154,16 @@ def detect_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
 
 
 def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
-    """Llama, Mistral, Qwen 2.5 or Qwen 3, but those of the width that other families use."""
+    """Gemma, Llama, Mistral, Qwen 2.5 or Qwen 3, but those of a size that other families use."""
     norm = state_dict.get("model.layers.0.post_attention_layernorm.weight")
-    is_gemma = "model.layers.0.post_feedforward_layernorm.weight" in state_dict
-    if norm is None or is_gemma or norm.shape[0] == OTHER_QWEN_WIDTH:
+    has_head_norms = "model.layers.0.self_attn.q_norm.weight" in state_dict
+    if "model.layers.0.post_feedforward_layernorm.weight" in state_dict:
+        if GEMMA3_12B_MARK in state_dict:
+            return None
+        return lumina2.GEMMA3_4B if has_head_norms else lumina2.GEMMA2_2B
+    if norm is None or norm.shape[0] == OTHER_QWEN_WIDTH:
         return None
-    if "model.layers.0.self_attn.q_norm.weight" in state_dict:
+    if has_head_norms:
         return qwen.QWEN3_4B
     if "model.layers.0.self_attn.k_proj.bias" in state_dict:
         return qwen.QWEN25_7B

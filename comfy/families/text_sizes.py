@@ -15,8 +15,9 @@ CHANNELS_PER_HEAD = 64  # what every published CLIP text encoder uses
 ENCODERS = ("clip_l", "clip_g", "clip_h")
 T5_ENCODERS = ("t5xxl", "umt5xxl", "t5base", "pile_t5xl")
 EVERYWHERE = ("umt5xxl", "pile_t5xl")  # each block has a table of distances
-LLM_ENCODERS = ("qwen25_7b", "qwen3_4b", "mistral3_24b", "llama")
+LLM_ENCODERS = ("qwen25_7b", "qwen3_4b", "mistral3_24b", "llama", "gemma2_2b", "gemma3_4b")
 LLM_HEAD = 128  # channels of a head where no norm tells
+GEMMA_HEAD = 256  # likewise
 VISION_HEAD = 80  # channels of a head of the picture tower of Qwen 2.5 VL
 T5_ATTENTION = "layer.0.SelfAttention"
 
@@ -66,7 +67,9 @@ def _llm_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]
     vocabulary, width = _shape(state_dict, f"{prefix}embed_tokens.weight")
     layer = f"{prefix}layers.0."
     norm = state_dict.get(f"{layer}self_attn.q_norm.weight")
-    head = LLM_HEAD if norm is None else norm.shape[0]
+    is_gemma = f"{layer}pre_feedforward_layernorm.weight" in state_dict
+    usual = GEMMA_HEAD if is_gemma else LLM_HEAD
+    head = usual if norm is None else norm.shape[0]
     return {
         "vocab_size": vocabulary,
         "hidden_size": width,

@@ -15,9 +15,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 PIECES, TRAINING, NORMALISING = 1, 2, 3  # fields of the whole message
 TEXT, SCORE, KIND = 1, 2, 3  # fields of a piece
-MODEL_TYPE, UNIGRAM = 3, 1  # field and value in the part on training
+MODEL_TYPE, UNIGRAM, MERGING = 3, 1, 2  # field and values in the part on training
 CHARACTER_MAP, PREFIX, SPACES = 2, 3, 4  # fields in the part on normalising
-UNKNOWN_KIND, CONTROL_KIND, BYTE_KIND = 2, 3, 6
+UNKNOWN_KIND, CONTROL_KIND, TYPED_KIND, UNUSED_KIND, BYTE_KIND = 2, 3, 4, 5, 6
 VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5  # wire types
 BLANK = "\u2581"  # stands for a space in pieces
 HIDDEN = "\0"  # before the names of pieces that text never means; normalising removes it from text
@@ -31,6 +31,10 @@ class PieceFile:
         pieces: Text and score (a log probability) of each piece, in the order of their ids.
         unknown: Id of the piece for what no piece covers.
         marks: Ids of pieces for the end of a text and the like, that of the unknown among them.
+        typed: Ids of pieces that text means wherever it has them, and that never join others.
+        plain: Ids of pieces that other pieces join to.
+        merges: Whether pieces are found by joining the best neighbours (BPE) and not by the best
+            sum of scores (unigram).
         byte_pieces: Whether unknown characters are spelled in bytes.
         character_map: Compiled replacements of characters; empty for none.
         adds_prefix: Whether text begins with a space.
@@ -40,6 +44,9 @@ class PieceFile:
     pieces: list[tuple[str, float]] = field(default_factory=list)
     unknown: int | None = None
     marks: list[int] = field(default_factory=list)
+    typed: list[int] = field(default_factory=list)
+    plain: list[int] = field(default_factory=list)
+    merges: bool = False
     byte_pieces: bool = False
     character_map: bytes = b""
     adds_prefix: bool = True
@@ -50,7 +57,7 @@ def read_piece_file(content: bytes) -> PieceFile:
     """Parses a file.
 
     Raises:
-        ValueError: It is no SentencePiece file, or not of the unigram kind.
+        ValueError: It is no SentencePiece file, or neither of the unigram nor of the BPE kind.
     """
     found = PieceFile()
     try:
@@ -59,8 +66,11 @@ def read_piece_file(content: bytes) -> PieceFile:
                 _add_piece(found, value)
             elif number == TRAINING and isinstance(value, bytes):
                 kind = dict(_fields(value)).get(MODEL_TYPE, UNIGRAM)
-                if kind != UNIGRAM:
-                    raise ValueError(f"model type {kind!r}; expected {UNIGRAM} (unigram)")
+                if kind not in (UNIGRAM, MERGING):
+                    raise ValueError(
+                        f"model type {kind!r}; expected {UNIGRAM} (unigram) or {MERGING} (BPE)"
+                    )
+                found.merges = kind == MERGING
             elif number == NORMALISING and isinstance(value, bytes):
                 rules = dict(_fields(value))
                 characters = rules.get(CHARACTER_MAP, b"")
@@ -83,6 +93,10 @@ def _add_piece(found: PieceFile, message: bytes) -> None:
         found.unknown = len(found.pieces)
     if kind in (UNKNOWN_KIND, CONTROL_KIND):
         found.marks.append(len(found.pieces))
+    if kind == TYPED_KIND:
+        found.typed.append(len(found.pieces))
+    if kind not in (UNKNOWN_KIND, CONTROL_KIND, TYPED_KIND, UNUSED_KIND, BYTE_KIND):
+        found.plain.append(len(found.pieces))
     found.byte_pieces = found.byte_pieces or kind == BYTE_KIND
     found.pieces.append((text.decode("utf-8"), score))
 
@@ -137,8 +151,6 @@ def tokenizer_of(file: PieceFile, marks_in_text: bool = False) -> Tokenizer:
     if not marks_in_text:
         for number in file.marks:
             pieces[number] = (HIDDEN + pieces[number][0], pieces[number][1])
-    model = models.Unigram(pieces, unk_id=file.unknown, byte_fallback=file.byte_pieces)
-    tokenizer = Tokenizer(model)
     steps: list[normalizers.Normalizer] = []
     if file.character_map:
         steps.append(normalizers.Precompiled(file.character_map))
@@ -146,10 +158,38 @@ def tokenizer_of(file: PieceFile, marks_in_text: bool = False) -> Tokenizer:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if file.adds_prefix:
         steps.append(normalizers.Prepend(" "))  # also before a space that is there already
+    if file.merges:
+        tokenizer = Tokenizer(_merging_model(file, pieces))
+        steps.append(normalizers.Replace(" ", BLANK))
+    else:
+        unigram = models.Unigram(pieces, unk_id=file.unknown, byte_fallback=file.byte_pieces)
+        tokenizer = Tokenizer(unigram)
+        words_apart = not any(BLANK in text[1:] for text, _ in file.pieces)  # else blanks join, too
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(BLANK, "never", words_apart)
     tokenizer.normalizer = normalizers.Sequence(steps)
-    words_apart = not any(BLANK in text[1:] for text, _ in file.pieces)  # else blanks join, too
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(BLANK, "never", words_apart)
+    if file.merges:
+        names = [file.pieces[number][0] for number in file.typed]
+        tokenizer.add_tokens([AddedToken(n, special=False, normalized=True) for n in names])
     if marks_in_text:
         names = [file.pieces[number][0] for number in file.marks]
         tokenizer.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in names])
     return tokenizer
+
+
+def _merging_model(file: PieceFile, pieces: list[tuple[str, float]]) -> models.BPE:
+    """The model that joins neighbours, those first whose joint piece has the highest score."""
+    known = {pieces[number][0]: number for number in file.plain}
+    joins = [
+        (-pieces[number][1], known[name[:cut]], known[name[cut:]])
+        for name, number in known.items()
+        for cut in range(1, len(name))
+        if name[:cut] in known and name[cut:] in known
+    ]
+    joins.sort()
+    return models.BPE(
+        vocab={name: number for number, (name, _) in enumerate(pieces)},
+        merges=[(pieces[left][0], pieces[right][0]) for _, left, right in joins],
+        unk_token=pieces[file.unknown or 0][0],
+        fuse_unk=True,
+        byte_fallback=file.byte_pieces,
+    )

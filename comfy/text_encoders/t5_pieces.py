@@ -73,7 +73,10 @@ class T5Pieces:
         """A tokenizer from a `spiece.model`: there the marks for gaps, behind the pieces, are not
         listed.
         """
-        pieces = tokenizer_of(read_piece_file(content), cls.marks_in_text)
+        file = read_piece_file(content)
+        if file.merges:
+            raise ValueError("model type BPE; expected unigram")
+        pieces = tokenizer_of(file, cls.marks_in_text)
         if cls.marks_in_text:
             gaps = [f"<extra_id_{number}>" for number in reversed(range(GAPS))]
             pieces.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in gaps])

@@ -118,7 +118,7 @@ def test_a_file_may_leave_out_the_blank_at_the_beginning() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\x00", b"not a vocabulary", b"\xff" * 40, piece_file()[:50], piece_file(model_type=2)],
+    [b"", b"\x00", b"not a vocabulary", b"\xff" * 40, piece_file()[:50], piece_file(model_type=3)],
 )
 def test_what_is_no_vocabulary_is_refused(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"SentencePiece|model type"):
@@ -126,6 +126,13 @@ def test_what_is_no_vocabulary_is_refused(content: bytes, tmp_path: Path) -> Non
     path = tmp_path / "spiece.model"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"spiece\.model holds no word pieces of T5"):
+        T5Pieces.from_pretrained(str(path))
+
+
+def test_t5_does_not_take_a_vocabulary_whose_pieces_join(tmp_path: Path) -> None:
+    path = tmp_path / "spiece.model"
+    path.write_bytes(merging_file(MERGING))
+    with pytest.raises(ValueError, match=r"spiece\.model holds no word pieces of T5.*BPE"):
         T5Pieces.from_pretrained(str(path))
 
 
@@ -152,3 +159,49 @@ def test_vocabularies_of_other_encoders_are_passed_over(
     assert find_pieces([str(first), str(second)]) == str(found)
     (second / "t5_tokenizer.json").write_bytes(found.read_bytes())
     assert find_pieces([str(second)]) == str(second / "t5_tokenizer.json")
+
+
+def merging_file(words: list[tuple[str, float, int]]) -> bytes:
+    """The bytes of a `tokenizer.model` of the kind that joins neighbours, as Gemma has it."""
+    content = b""
+    for word, score, kind in words:
+        piece = counted(1, word.encode()) + varint(2 << 3 | 5) + struct.pack("<f", score)
+        content += counted(1, piece + varint(3 << 3) + varint(kind))
+    training = varint(3 << 3) + varint(2)
+    normalising = varint(3 << 3) + varint(0) + varint(4 << 3) + varint(0)
+    return content + counted(2, training) + counted(3, normalising)
+
+
+MERGING = [
+    ("<pad>", 0.0, 3), ("<eos>", 0.0, 3), ("<bos>", 0.0, 3), ("<unk>", 0.0, 2),
+    ("\n\n", 0.0, 4), ("\u2581\u2581", 0.0, 4), ("<0xC3>", 0.0, 6), ("<0xA9>", 0.0, 6),
+    ("at", -0.5, 1), ("\u2581c", -1.0, 1), ("ca", -2.0, 1), ("cat", -3.0, 1),
+    ("\u2581cat", -4.0, 1), ("c", -5.0, 1), ("a", -6.0, 1), ("t", -7.0, 1), ("\u2581", -8.0, 1),
+    ("<", -9.0, 1), (">", -10.0, 1), ("b", -11.0, 1), ("\n", -12.0, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("cat", [11]),  # c + at, for "at" has the highest score
+        (" cat", [12]),
+        ("cacat", [10, 11]),
+        ("  cat", [5, 11]),  # a piece that text means joins nothing
+        ("\n\n\n", [4, 20]),
+        ("\u00e9", [6, 7]),
+        ("<b>", [17, 19, 18]),
+        ("z", [3]),
+        ("", []),
+    ],
+)
+def test_neighbours_of_the_highest_score_join_first(text: str, ids: list[int]) -> None:
+    tokenizer = tokenizer_of(read_piece_file(merging_file(MERGING)))
+    assert tokenizer.encode(text, add_special_tokens=False).ids == ids
+
+
+def test_names_of_marks_are_text_where_neighbours_join() -> None:
+    words = [*MERGING, ("<bos", -13.0, 1), ("o", -14.0, 1), ("s", -15.0, 1), ("<b", -12.5, 1)]
+    words += [("<bo", -12.7, 1)]
+    tokenizer = tokenizer_of(read_piece_file(merging_file(words)))
+    assert tokenizer.encode("<bos>", add_special_tokens=False).ids == [21, 18]

@@ -1,0 +1,35 @@
+"""Where the word pieces of each text encoder are looked for, when its own file has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from comfy.text_encoders import hunyuan_video, lumina2, mistral, pile_t5, qwen, tekken, umt5
+from comfy.text_encoders.t5_pieces import DATA_ENTRY, EMBEDDED, find_pieces
+
+# Encoder whose vocabulary is a file -> how it is looked for in some folders.
+VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
+    "t5xxl": find_pieces,
+    "t5base": find_pieces,
+    umt5.NAME: umt5.find_umt5_pieces,
+    pile_t5.NAME: pile_t5.find_pile_pieces,
+    qwen.QWEN25_7B: qwen.find_qwen_pieces,
+    qwen.QWEN3_4B: qwen.find_qwen_pieces,
+    mistral.NAME: tekken.find_tekken_pieces,
+    hunyuan_video.NAME: hunyuan_video.find_llama_pieces,
+    lumina2.GEMMA2_2B: lumina2.find_gemma_pieces,
+    lumina2.GEMMA3_4B: lumina2.find_gemma_pieces,
+}
+# Tensors of bytes that are vocabularies, not weights.
+EMBEDDED_NAMES = (EMBEDDED, tekken.EMBEDDED)
+
+
+def vocabulary_beside(weights: Mapping[str, Any], folders: Iterable[str]) -> dict[str, str]:
+    """Tokenizer data that name a vocabulary file for an encoder among some weights, if any."""
+    encoders = {key.split(".")[0] for key in weights}
+    for encoder, find in VOCABULARIES.items():
+        if encoder in encoders:
+            path = find(folders)
+            return {} if path is None else {DATA_ENTRY: path}
+    return {}
