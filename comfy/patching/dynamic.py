@@ -213,6 +213,10 @@ class ModelPatcherDynamic(ModelPatcher):
         settings = {"stream_plan": plan, "patched_on_arrival": any(patches.shown)}
         self.residence.stream(entry.name, entry.module, settings)
 
+    def _travels_patched(self, key: str) -> bool:  # noqa: ARG002 - as the base
+        """What is kept once it arrived is patched then, whatever the size of the patches."""
+        return False
+
     def _layer_patches(self, entry: LoadEntry) -> LayerPatches:
         prefix = f"{entry.name}." if entry.name else ""
         functions: list[LowVramPatch | None] = []

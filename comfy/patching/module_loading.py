@@ -16,6 +16,10 @@ from comfy.patching.lowvram import low_vram_patch_estimate_vram, patch_bytes
 from comfy.patching.occupancy import HeldWeight
 from comfy.patching.weights import WeightPatching
 
+PLAINLY_ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
+"""Types that patched weights are rounded to without random numbers, which a device has of its own.
+"""
+
 AT_USE = ("weight", "bias")
 """Tensors of a layer that travel, and are patched, at use."""
 
@@ -132,7 +136,7 @@ class ModuleLoading(WeightPatching):
         self.residence.release(entry.name, entry.module)
         self._leave_device(entry)
         self._patch_at_rest(entry, force_patch)
-        self._attach_functions(entry, streamed=True, patched=not force_patch)
+        self._attach_functions(entry, streamed=True)
         device = self.residence.device
         if device is None:
             return
@@ -148,14 +152,32 @@ class ModuleLoading(WeightPatching):
 
         Args:
             entry: The module.
-            everything: Also weight and bias, which layers usually patch at use.
+            everything: Also weight and bias, which layers usually patch at use, because patches
+                are small; those of them that are not travel once, in the weight.
         """
         prefix = f"{entry.name}." if entry.name else ""
         for name in entry.params:
             key = prefix + name
-            if key in self.patches and (everything or name not in AT_USE):
+            if key in self.patches and (
+                everything or name not in AT_USE or self._travels_patched(key)
+            ):
                 self._patch_weight(entry.module, prefix, name, None)
                 self.residence.applied[key] = tuple(self.patches[key])
+
+    def _outweighs(self, key: str) -> bool:
+        """Whether the patches of a weight are as large as the weight, as another model's are."""
+        original = self.residence.original(*self._place(key))
+        size = 0 if original is None else memory.tensor_bytes(original)
+        return sum(patch_bytes(patch) for patch in self.patches[key]) >= size
+
+    def _travels_patched(self, key: str) -> bool:
+        """Whether a streamed weight is patched where it rests, because its patches are large.
+
+        Only where it is rounded there as on the device.
+        """
+        weight, set_func, convert_func = get_key_weight(self.model, key)
+        plain = set_func is None and convert_func is None
+        return plain and weight.dtype in PLAINLY_ROUNDED and self._outweighs(key)
 
     def _leave_device(self, entry: LoadEntry) -> None:
         """Move weights that themselves are on the load device to where the model rests, for good.
@@ -170,29 +192,32 @@ class ModuleLoading(WeightPatching):
     def streaming_reserve(self) -> int:
         """Device bytes that streaming keeps: the largest layers there at once, and the patches."""
         sizes = [e.module_bytes for e in self._entries() if is_castable(e.module)]
-        kept = (patch_bytes(patch) for patches in self.patches.values() for patch in patches)
-        return 2 * max(sizes, default=0) + sum(kept)
+        kept = [key for key in self.patches if not self._outweighs(key)]
+        patches = (patch_bytes(patch) for key in kept for patch in self.patches[key])
+        return 2 * max(sizes, default=0) + sum(patches)
 
     def patching_memory(self) -> int:
         """Device bytes of the copies made while the largest patched weight is patched at use."""
-        work = (low_vram_patch_estimate_vram(self.model, key) for key in self.patches)
-        return max(work, default=0)
+        at_use = [key for key in self.patches if not self._travels_patched(key)]
+        return max((low_vram_patch_estimate_vram(self.model, key) for key in at_use), default=0)
 
     def _attach_functions(self, entry: LoadEntry, streamed: bool, patched: bool = True) -> None:
         """Set what a layer does to its weights at use.
 
         Args:
             entry: The layer.
-            streamed: Its weights travel, so patches are applied at use.
-            patched: Unless the weights arrive with their patches applied.
+            streamed: Its weights travel, so patches are applied at use, but to those patched at
+                rest.
+            patched: Unless all weights arrive with their patches applied.
         """
         prefix = f"{entry.name}." if entry.name else ""
         settings: dict[str, Any] = {}
         for name in AT_USE:
             key = prefix + name
             functions: list[Any] = []
-            if streamed and patched and key in self.patches:
-                functions.append(self._patch_at_use(key))
+            at_rest = key in self.residence.applied
+            if streamed and patched and key in self.patches and not at_rest:
+                functions.append(self._patch_at_use(key, keep=not self._outweighs(key)))
             functions += self.weight_wrapper_patches.get(key, ())
             if functions:
                 settings[f"{name}_function"] = functions

@@ -115,6 +115,34 @@ def test_a_pass_over_a_streamed_model_moves_its_streamed_bytes_and_no_more(
     assert accelerator.pinned_bytes() == 0
 
 
+def test_a_streamed_merge_of_two_models_moves_no_more_than_its_own_weights(
+    accelerator: Any,
+) -> None:
+    """Another model's weights, as a merge holds them, neither fill the device nor travel."""
+    accelerator.set_async(True)
+    model, other = Network(depth=6), Network(depth=6, seed=1)
+    before = snapshot(model)
+    patches = patcher_of(other, accelerator).get_key_patches()
+    views = [ModelPatcher(model, d, CPU) for d in (CPU, torch.device(f"{accelerator.NAME}:0"))]
+    for view in views:
+        for key, change in patches.items():
+            view.add_patches({key: change}, 0.5, 0.5)
+    views[0].patch_model(CPU)
+    with torch.inference_mode():
+        want = model(X, TOKENS)
+    accelerator.set_capacity(1_000_000)
+    residency.load_models_gpu([views[1]], memory_required=1_000_000 - bytes_of(model) * 0.7)
+    assert 0 < views[1].loaded_size() < bytes_of(model)
+    for _ in range(3):
+        with accelerator.transfers() as moved:
+            torch.testing.assert_close(run(model, accelerator), want)
+    streamed = bytes_of(model) - views[1].loaded_size()
+    assert moved["h2d_bytes"] - X.nbytes - TOKENS.nbytes <= streamed
+    residency.unload_all_models()
+    assert used(accelerator) == 0
+    assert_untouched(model, before)
+
+
 def test_switching_between_variants_moves_only_weights_whose_patches_differ(
     accelerator: Any,
 ) -> None:
