@@ -20,7 +20,8 @@ NOISY = [
 ]  # fmt: skip
 # These take levels of flow models for variance-exploding ones, as pictures have it.
 EXPLODING_ONLY = (
-    "ddpm", "dpmpp_2s_ancestral_cfg_pp", "res_multistep_ancestral", "res_multistep_ancestral_cfg_pp",
+    "ddpm", "dpmpp_2s_ancestral_cfg_pp", "res_multistep_ancestral",
+    "res_multistep_ancestral_cfg_pp",
 )  # fmt: skip
 
 
