@@ -248,7 +248,7 @@ class ModelPatcherDynamic(ModelPatcher):
         Returns:
             The bytes that may become resident, as the planner counts them.
         """
-        before = self.residence.loaded_bytes
+        before = self.residence.loaded_on(device_to)
         budget = before + extra_memory
         full = budget >= self.model_size()
         everything = 0 if accelerators.with_index(device_to).type == "cpu" else UNBOUNDED

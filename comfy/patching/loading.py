@@ -236,7 +236,7 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
         Returns:
             Bytes by which the resident weights grew; fewer than 0 where `extra_memory` is.
         """
-        before = self.residence.loaded_bytes
+        before = self.residence.loaded_on(device_to)
         budget = before + extra_memory
         everything = budget >= self.model_size()
         self.patch_model(

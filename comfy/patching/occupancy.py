@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from comfy.devices import accelerators
 from comfy.devices.pinning import Pinned
 from comfy.ops.streaming import StreamPlan
 
@@ -55,6 +56,11 @@ class Occupancy:
         here, anywhere = self.device, self.device is None
         held = list(self.held.values())
         return sum(h.size for h in held if anywhere or h.tensor.device == here) + kept
+
+    def loaded_on(self, device: torch.device | None) -> int:
+        """Bytes of weights on a device: none where the module is loaded on another one."""
+        wanted = None if device is None else accelerators.with_index(device)
+        return self.loaded_bytes if self.device == wanted else 0
 
     def module_bytes(self, name: str, params: Iterable[str]) -> int:
         """Bytes one module holds on the load device."""

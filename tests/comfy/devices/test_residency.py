@@ -233,6 +233,29 @@ def test_each_device_is_planned_for_itself(accelerator: Any) -> None:
     assert torch.accelerator.memory_allocated(1) == b.model_size()
 
 
+@pytest.mark.parametrize("kind", [ModelPatcher, ModelPatcherDynamic])
+def test_a_model_that_changes_its_device_keeps_to_the_room_there(
+    accelerator: Any, kind: type[ModelPatcher]
+) -> None:
+    accelerator.set_device_count(2)
+    model = Network(64, operations=ops.manual_cast)
+    size = bytes_of(model)
+    devices = [torch.device(f"{accelerator.NAME}:{index}") for index in range(2)]
+    views = [kind(model, device, CPU) for device in (CPU, *devices)]
+    accelerator.set_capacity(int(1.5 * size), 1)
+    for last, now in ((0, 2), (1, 2), (2, 1), (1, 0), (0, 2)):
+        residency.load_models_gpu([views[last]])
+        residency.load_models_gpu([views[now]], memory_required=size if now == 2 else 0)
+        fits = now != 2
+        with torch.inference_mode():
+            device = views[now].load_device
+            model(torch.randn(1, 4, 4, 4, device=device), torch.tensor([1]).to(device))
+        assert (views[now].loaded_size() > 0.9 * size) == fits, (last, now)
+        assert views[now].loaded_size() <= (size if fits else 0.55 * size)
+    residency.unload_all_models()
+    assert torch.accelerator.memory_allocated(0) == torch.accelerator.memory_allocated(1) == 0
+
+
 def test_the_report_names_model_device_bytes_and_state(accelerator: Any) -> None:
     model = Network(operations=ops.manual_cast, dtype=torch.float16)
     patcher = ModelPatcher(model, torch.device(f"{accelerator.NAME}:0"), CPU)

@@ -130,8 +130,8 @@ def test_a_streamed_merge_of_two_models_moves_no_more_than_its_own_weights(
     views[0].patch_model(CPU)
     with torch.inference_mode():
         want = model(X, TOKENS)
-    accelerator.set_capacity(1_000_000)
-    residency.load_models_gpu([views[1]], memory_required=1_000_000 - bytes_of(model) * 0.7)
+    accelerator.set_capacity(int(1.5 * bytes_of(model)))
+    residency.load_models_gpu([views[1]], memory_required=1.3 * bytes_of(model))
     assert 0 < views[1].loaded_size() < bytes_of(model)
     for _ in range(3):
         with accelerator.transfers() as moved:
