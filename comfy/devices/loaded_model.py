@@ -249,7 +249,7 @@ def _forget_dead() -> None:
 def describe(entry: LoadedModel) -> dict[str, Any]:
     """What an entry holds where, as plain data for logs and the memory endpoint."""
     model = entry.model
-    dtype = model.model_dtype() if model is not None and hasattr(model, "model_dtype") else None
+    dtype = None if model is None else _dtype_of(model)
     loaded, size = entry.model_loaded_memory(), entry.model_memory()
     held = getattr(model, "residence", None)
     state = "resident" if loaded >= size else "partial" if loaded else "offloaded"
@@ -269,3 +269,11 @@ def describe(entry: LoadedModel) -> dict[str, Any]:
         "in_use": entry.currently_used,
         "idle_s": round(time.monotonic() - entry.last_used_s, 3),
     }
+
+
+def _dtype_of(model: Any) -> torch.dtype | None:
+    """The type a patcher names, or else that of its module's first matrix."""
+    named = model.model_dtype() if hasattr(model, "model_dtype") else None
+    if named is not None:
+        return named
+    return next((weight.dtype for weight in model.model.parameters() if weight.ndim > 1), None)

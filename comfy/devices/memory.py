@@ -123,8 +123,12 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 
 def module_size(module: nn.Module) -> int:
-    """Bytes of all parameters and buffers of a module, counted by state-dict entry."""
-    return sum(tensor_bytes(tensor) for tensor in module.state_dict().values())
+    """Bytes of all parameters and buffers of a module, those under several names once."""
+    held = [t for t in module.state_dict(keep_vars=True).values() if isinstance(t, torch.Tensor)]
+    for part in module.modules():  # buffers that files do not hold take memory as well
+        buffers = (part._buffers.get(name) for name in part._non_persistent_buffers_set)
+        held += [buffer for buffer in buffers if buffer is not None]
+    return sum({id(tensor): tensor_bytes(tensor) for tensor in held}.values())
 
 
 def _device(dev: torch.device | str | None) -> torch.device:

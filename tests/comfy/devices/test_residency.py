@@ -261,10 +261,22 @@ def test_the_report_names_model_device_bytes_and_state(accelerator: Any) -> None
     patcher = ModelPatcher(model, torch.device(f"{accelerator.NAME}:0"), CPU)
     residency.load_models_gpu([patcher])
     (row,) = residency.memory_report()
-    assert row["model"] == "Network"
+    assert (row["model"], row["dtype"]) == ("Network", "float16")
     assert row["device"] == f"{accelerator.NAME}:0"
     assert row["loaded_bytes"] == row["size_bytes"] == bytes_of(model)
     assert row["state"] == "resident"
+
+
+def test_tied_weights_and_buffers_outside_files_count_as_they_are_held(accelerator: Any) -> None:
+    model = Network()
+    model.blocks[1]["up"].weight = model.blocks[0]["up"].weight
+    model.register_buffer("sigmas", torch.zeros(1000), persistent=False)
+    patcher = ModelPatcher(model, torch.device(f"{accelerator.NAME}:0"), CPU)
+    residency.load_models_gpu([patcher])
+    allocated = torch.accelerator.memory_allocated(0)
+    assert patcher.loaded_size() == patcher.model_size() == allocated
+    (row,) = residency.memory_report()
+    assert (row["state"], row["offloaded_bytes"]) == ("resident", 0)
 
 
 def test_the_report_can_be_asked_for_while_models_are_loaded(accelerator: Any) -> None:
