@@ -13,6 +13,8 @@ QWEN_MARK = "txt_norm.weight"
 LUMINA_MARK = "cap_embedder.1.weight"
 PATCH = 2
 Z_FEED_FORWARD = 8 / 3  # of the width
+LUMINA_FEED_FORWARD = 4.0
+NEWBIE_MARK = "clip_text_pooled_proj.0.weight"  # a relative that looks at pooled text, too
 
 
 def read_qwen_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict[str, Any] | None:
@@ -80,4 +82,40 @@ def read_lumina_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> di
         config.update(ffn_dim_multiplier=inner / dim, multiple_of=1)
     if "cap_pad_token" in shapes:
         config["pad_tokens_multiple"] = 32
+    return config
+
+
+def read_lumina2_config(
+    state_dict: Mapping[str, Tensor], prefix: str = ""
+) -> dict[str, Any] | None:
+    """As `read_lumina_config`, of Lumina 2: a wide modulation, positions in thirds of a head."""
+    wide = "layers.0.adaLN_modulation.1.weight"
+    is_relative = any(prefix + key in state_dict for key in (NEWBIE_MARK, "cap_pad_token"))
+    if is_relative or any(prefix + key not in state_dict for key in (LUMINA_MARK, wide)):
+        return None
+    shapes = Shapes(state_dict, prefix, "Lumina 2")
+    dim, text_width = shapes[LUMINA_MARK]
+    head = shapes["layers.0.attention.q_norm.weight"][0]
+    rows = shapes["layers.0.attention.qkv.weight"][0]
+    inner = shapes["layers.0.feed_forward.w1.weight"][0]
+    heads = dim // head
+    side = head // 6 * 2
+    config: dict[str, Any] = {
+        "image_model": "lumina2",
+        "patch_size": PATCH,
+        "in_channels": shapes["x_embedder.weight"][1] // PATCH**2,
+        "dim": dim,
+        "cap_feat_dim": text_width,
+        "n_layers": shapes.count("layers."),
+        "n_refiner_layers": shapes.count("noise_refiner."),
+        "qk_norm": True,
+        "n_heads": heads,
+        "n_kv_heads": (rows // head - heads) // 2,
+        "axes_dims": [head - 2 * side, side, side],
+        "axes_lens": [300, 512, 512],
+        "rope_theta": 10000.0,
+        "ffn_dim_multiplier": LUMINA_FEED_FORWARD,
+    }
+    if inner != -(-int(LUMINA_FEED_FORWARD * dim) // 256) * 256:  # not the full-size network
+        config.update(ffn_dim_multiplier=inner / dim, multiple_of=1)
     return config

@@ -122,7 +122,7 @@ class NextDiT(nn.Module):
             timesteps: Times ``[B]`` in 0..1.
             context: Text tokens ``[B, L, D]``.
             num_tokens: Accepted for compatibility.
-            attention_mask: ``[B, L]``, 0 for padding, which text tokens do not look at.
+            attention_mask: ``[B, L]``, added to the scores of text tokens.
         """
         options = {} if transformer_options is None else transformer_options
         return run_wrapped(
@@ -248,10 +248,11 @@ def _filled(x: Tensor, token: Tensor, multiple: int) -> Tensor:
 
 
 def _text_mask(mask: Tensor | None, txt: Tensor) -> Tensor | None:
-    """What is added to scores of text tokens ``[B, 1, 1, L]``; filling is seen."""
+    """What is added to scores of text tokens ``[B, 1, 1, L]``: the mask's numbers as they are, as
+    users' pictures have it; a mask of booleans hides."""
     if mask is None:
         return None
-    if not mask.is_floating_point():
+    if mask.dtype == torch.bool:
         mask = (mask.to(txt.dtype) - 1.0) * torch.finfo(txt.dtype).max
     mask = functional.pad(mask.to(txt), (0, txt.shape[1] - mask.shape[1]))
     return mask[:, None, None]

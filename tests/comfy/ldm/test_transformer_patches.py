@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from comfy.ldm.audio.dit import AudioDiffusionTransformer
 from comfy.ldm.aura.mmdit import MMDiT
 from comfy.ldm.chroma.model import Chroma
+from comfy.ldm.cosmos.predict2 import MiniTrainDIT
 from comfy.ldm.flux.model import Flux
 from comfy.ldm.hunyuan3d.model import Hunyuan3Dv2
 from comfy.ldm.hunyuan_video.model import HunyuanVideo
+from comfy.ldm.kandinsky5.model import Kandinsky5
 from comfy.ldm.lightricks.model import LTXVModel
 from comfy.ldm.lumina.model import NextDiT
 from comfy.ldm.mmdit.model import OpenAISignatureMMDITWrapper
+from comfy.ldm.omnigen.omnigen2 import OmniGen2Transformer2DModel
 from comfy.ldm.pixart.pixartms import PixArtMS
 from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
 from comfy.ldm.wan.model import WanModel
@@ -26,6 +29,9 @@ from tests.support.golden_nets import read_golden_net
 NETWORKS: dict[str, Any] = {
     "stable_audio_dit": AudioDiffusionTransformer,
     "auraflow": MMDiT,
+    "cosmos_predict2": MiniTrainDIT,
+    "omnigen2": OmniGen2Transformer2DModel,
+    "kandinsky5": Kandinsky5,
     "flux": Flux,
     "chroma": Chroma,
     "pixart_sigma": PixArtMS,
