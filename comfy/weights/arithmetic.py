@@ -22,7 +22,8 @@ from comfy.weights.adapters.lora import pad_to_shape
 logger = logging.getLogger(__name__)
 
 Offset = tuple[int, int, int]
-"""(axis, start, length) of the part of a weight that a patch changes."""
+"""(axis, start, length) of the part of a weight that a patch changes; a negative start counts from
+the end."""
 
 FAILED_DEVICE = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
 """What a device raises that says nothing about the patch; torch before 2.8 has only the first."""
@@ -53,10 +54,10 @@ def calculate_weight(
         original_weights = {key: [(weight.clone(), None)]}
     for patch in patches:
         strength_model, offset = patch[2], patch[3]
-        part = weight if offset is None else weight.narrow(*offset)
-        if strength_model != 1.0:
-            part *= strength_model
         try:
+            part = weight if offset is None else _slice(weight, offset, key)
+            if strength_model != 1.0:
+                part *= strength_model
             changed = _apply(patch, part, key, intermediate_dtype, original_weights)
         except AdapterError as error:  # the public contract: one bad key leaves the others alone
             progress.warn(logger, "weight left unchanged: %s", error)
@@ -69,6 +70,23 @@ def calculate_weight(
         elif changed is not part:
             part.copy_(changed)
     return weight
+
+
+def _slice(weight: torch.Tensor, offset: Offset, key: str) -> torch.Tensor:
+    """The part of a weight that a patch changes.
+
+    Raises:
+        AdapterError: The weight has no such part.
+    """
+    axis, start, length = offset
+    size = weight.shape[axis] if -weight.ndim <= axis < weight.ndim else 0
+    first = start + size if start < 0 else start
+    if first < 0 or length < 0 or first + length > size:
+        raise AdapterError(
+            f"'{key}': {length} rows from {start} of axis {axis} are not in weight "
+            f"{tuple(weight.shape)}; the file was made for another model"
+        )
+    return weight.narrow(axis, first, length)
 
 
 def is_model_difference(patch: Sequence[Any]) -> bool:

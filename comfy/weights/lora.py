@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from comfy import progress
-from comfy.weights.adapters import ADAPTERS, WeightAdapterBase
+from comfy.weights.adapters import ADAPTERS, IA3Adapter, WeightAdapterBase
 from comfy.weights.contents import EXAMPLES, contents_in_words
 from comfy.weights.errors import NoMatchingWeightsError
 from comfy.weights.lora_formats import ENCODER_LAYOUTS, NETWORK_LAYOUTS
@@ -67,9 +67,9 @@ def load_lora(
     """
     used: set[str] = set()
     patches = _read(lora, to_load, used)
-    others = respelled(unused_keys(lora, used), to_load)
-    for target, patch in _read(lora, others, used).items() if others else ():
-        patches.setdefault(target, patch)
+    for name, meaning in respelled(unused_keys(lora, used), to_load).items():
+        for target, patch in _read(lora, {name: meaning.target}, used).items():
+            patches.setdefault(meaning.place(target, rows_changed(patch)), patch)
     if log_missing:
         unused = unused_keys(lora, used)
         if unused:
@@ -91,6 +91,15 @@ def _read(
             patches[target] = found
         patches.update(_plain_patches(x, target, lora, used))
     return patches
+
+
+def rows_changed(patch: Any) -> int | None:
+    """How many rows of a weight a patch changes; None where its tensors do not tell."""
+    if isinstance(patch, WeightAdapterBase):
+        extent = patch.extent()
+        return None if extent is None else extent[0]
+    tensor = patch[1][0]
+    return tensor.shape[0] if tensor.ndim else None
 
 
 def unused_keys(lora: Mapping[str, torch.Tensor], used: Collection[str]) -> list[str]:
@@ -122,11 +131,12 @@ def _plain_patches(
 ) -> dict[Any, Any]:
     """Differences and replacements stored uncompressed, for a weight and its bias."""
     patches: dict[Any, Any] = {}
-    bias = target[: -len(".weight")] + ".bias" if isinstance(target, str) else None
+    bias = _bias_beside(target)
     for suffix, kind, where in (
         ("w_norm", "diff", target),
         ("b_norm", "diff", bias),
         ("diff", "diff", target),
+        ("diff_m", "diff", target),
         ("diff_b", "diff", bias),
         ("set_weight", "set", target),
     ):
@@ -134,6 +144,10 @@ def _plain_patches(
         if key in lora and where is not None:
             used.add(key)
             patches[where] = (kind, (lora[key],))
+    if f"{x}.ia3_l" in lora and bias is not None:  # it scales outputs, and so the bias too
+        scaled = IA3Adapter.load(x, lora, None, None)
+        if scaled is not None and not scaled.weights[1]:
+            patches[bias] = scaled
     for up, down in (("lora_B", "lora_A"), ("lora_up", "lora_down")):
         key = f"{x}.{up}.bias"  # of the factor itself, so it is scaled as the product is
         if key in lora and bias is not None:
@@ -143,6 +157,15 @@ def _plain_patches(
             scale = alpha.item() / factor.shape[0] if has_scale else 1.0  # type: ignore[union-attr]
             patches[bias] = ("diff", (lora[key] * scale,))
     return patches
+
+
+def _bias_beside(target: Any) -> Any:
+    """The bias of the layer that a target is the weight of, or the same part of it; None for what
+    is no weight."""
+    if isinstance(target, str):
+        return target[: -len(".weight")] + ".bias" if target.endswith(".weight") else None
+    key = _bias_beside(target[0])
+    return None if key is None else (key, *target[1:])
 
 
 def require_match(

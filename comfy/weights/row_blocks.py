@@ -107,7 +107,9 @@ def _term(patch: Any, weight: torch.Tensor, key: str, channels_last: bool) -> Te
     if type(adapter) is not LoRAAdapter or function is not None:
         return None
     axis, start, length = offset or (0, 0, weight.shape[0])
-    if axis != 0 or not adapter.is_plain_product():
+    start += weight.shape[0] if start < 0 else 0
+    outside = start < 0 or start + length > weight.shape[0]
+    if axis != 0 or outside or not adapter.is_plain_product():
         return None
     try:
         up, down, scale = adapter.factors(weight.device, torch.float32, key)

@@ -13,6 +13,7 @@ import torch
 
 from comfy.devices.runtime import get_runtime
 from comfy.interrupt import throw_exception_if_processing_interrupted
+from comfy.weights.adapter_settings import with_scales
 from comfy.weights.encodings import is_encoded, with_settings
 from comfy.weights.errors import (
     EmptyWeightFileError,
@@ -50,7 +51,8 @@ def load_torch_file(
     """Read a weight file.
 
     Safetensors are memory-mapped; pickled files go through torch's weights-only reader. The
-    contents decide the format, the name only the wording of errors.
+    contents decide the format, the name only the wording of errors. Scales of adapters that the
+    header gives are among the tensors.
 
     Args:
         ckpt: Path of the file.
@@ -69,6 +71,7 @@ def load_torch_file(
         state_dict: dict[str, Any] = with_settings(tensors, metadata, ckpt)
     else:
         state_dict = load_pickled(ckpt, memory_map)
+    state_dict = with_scales(state_dict, metadata, ckpt)
     _refuse_nan(ckpt, state_dict)
     if device is not None and torch.device(device).type != "cpu":
         state_dict = {

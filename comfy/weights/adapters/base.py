@@ -85,6 +85,11 @@ class WeightAdapterBase:
         del weight, strength, strength_model, offset, function, intermediate_dtype, original_weight
         raise AdapterError(f"'{key}': {type(self).__name__} does not say how it changes a weight")
 
+    def extent(self) -> tuple[int, int | None] | None:
+        """(rows, elements) of the weights it fits, where its tensors tell; an unknown number of
+        elements is None."""
+        return None
+
     def calculate_shape(self, key: str) -> tuple[int, ...] | None:  # noqa: ARG002
         """Shape the weight has afterwards when it grows, else None."""
         return None

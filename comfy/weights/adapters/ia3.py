@@ -1,7 +1,8 @@
 """(IA)^3: every row, or every column, of a weight is scaled by a learned factor.
 
 W' = W * (1 + strength * v), v per output row or, where the file says `on_input`, per input column.
-Source: Liu et al. 2022, https://arxiv.org/abs/2205.05638; file layout of LyCORIS.
+Source: Liu et al. 2022, https://arxiv.org/abs/2205.05638; file layouts of LyCORIS and, without the
+1, of PEFT.
 """
 
 from __future__ import annotations
@@ -34,12 +35,26 @@ class IA3Adapter(WeightAdapterBase):
         loaded_keys: set[str] | None = None,
     ) -> IA3Adapter | None:
         """See the base class."""
+        if f"{x}.ia3_l" in lora:
+            return cls._of_peft(f"{x}.ia3_l", lora, loaded_keys)
         if f"{x}.on_input" not in lora or f"{x}.weight" not in lora:
             return None
         used = set() if loaded_keys is None else loaded_keys
         factors, on_input = take(lora, used, f"{x}.weight", f"{x}.on_input")
         assert on_input is not None
         return cls(used, (factors, bool(on_input.any())))
+
+    @classmethod
+    def _of_peft(
+        cls, key: str, lora: Mapping[str, torch.Tensor], loaded_keys: set[str] | None
+    ) -> IA3Adapter:
+        """The factors themselves, [1, in] of inputs or [out, 1] of outputs, with the kernel's axes
+        of a convolution."""
+        used = set() if loaded_keys is None else loaded_keys
+        (factors,) = take(lora, used, key)
+        assert factors is not None
+        on_input = factors.ndim > 1 and factors.shape[0] == 1 and factors.shape[1] > 1
+        return cls(used, (factors.float() - 1.0, on_input))
 
     def calculate_weight(
         self,

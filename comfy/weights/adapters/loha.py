@@ -48,6 +48,15 @@ class LoHaAdapter(WeightAdapterBase):
         w1a, w1b, w2a, w2b, t1, t2 = take(lora, used, *(f"{x}.hada_{name}" for name in names))
         return cls(used, (w1a, w1b, alpha, w2a, w2b, t1, t2, dora_scale))
 
+    def extent(self) -> tuple[int, int | None] | None:
+        """See the base class."""
+        w1a, w1b, _, _, _, t1, *_ = self.weights
+        if w1b is None or w1a.ndim != 2 or w1b.ndim != 2:
+            return None
+        rows = w1a.shape[0] if t1 is None else w1a.shape[1]
+        kernel = 1 if t1 is None or t1.ndim < 3 else t1[0, 0].numel()
+        return rows, rows * w1b.shape[1] * kernel
+
     def calculate_weight(
         self,
         weight: torch.Tensor,

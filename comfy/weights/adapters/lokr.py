@@ -45,6 +45,15 @@ class LoKrAdapter(WeightAdapterBase):
             return None
         return cls(used, (w1, w2, alpha, w1a, w1b, w2a, w2b, t2, dora_scale))
 
+    def extent(self) -> tuple[int, int | None] | None:
+        """See the base class."""
+        w1, w2, _, w1a, w1b, w2a, w2b, t2, _ = self.weights
+        sides = (_side(w1, w1a, w1b, None), _side(w2, w2a, w2b, t2))
+        if None in sides:
+            return None
+        (rows, count), (more_rows, more) = sides  # type: ignore[misc]
+        return rows * more_rows, count * more
+
     def calculate_weight(
         self,
         weight: torch.Tensor,
@@ -78,6 +87,22 @@ class LoKrAdapter(WeightAdapterBase):
         scale = 1.0 if alpha is None or rank is None else alpha / rank
         delta = shaped_like(torch.kron(w1, w2.contiguous()), weight, key)
         return add_delta(weight, delta, scale, strength, dora_scale, function, intermediate_dtype)
+
+
+def _side(
+    whole: torch.Tensor | None,
+    a: torch.Tensor | None,
+    b: torch.Tensor | None,
+    core: torch.Tensor | None,
+) -> tuple[int, int] | None:
+    """(rows, elements) of one factor."""
+    if whole is not None:
+        return (whole.shape[0], whole.numel()) if whole.ndim >= 2 else None
+    if a is None or b is None or a.ndim < 2 or b.ndim < 2:
+        return None
+    if core is None:
+        return a.shape[0], a.shape[0] * b[0].numel()
+    return a.shape[1], a.shape[1] * b.shape[1] * (core[0, 0].numel() if core.ndim > 2 else 1)
 
 
 def _require(a: torch.Tensor | None, b: torch.Tensor | None, key: str) -> None:

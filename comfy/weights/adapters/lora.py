@@ -62,6 +62,9 @@ class LoRAAdapter(WeightAdapterBase):
     ) -> LoRAAdapter | None:
         """See the base class."""
         used = set() if loaded_keys is None else loaded_keys
+        embedding = _embedding(x, lora, alpha, used)
+        if embedding is not None:
+            return embedding
         for up_name, down_name, mid_name in SPELLINGS:
             joint = "" if up_name.startswith("_") else "."
             if x + joint + up_name not in lora:
@@ -107,6 +110,16 @@ class LoRAAdapter(WeightAdapterBase):
             return rescale_rows(weight, delta * scale, strength, dora_scale, function)
         return add_delta(weight, delta, scale, strength, dora_scale, function, intermediate_dtype)
 
+    def extent(self) -> tuple[int, int | None] | None:
+        """See the base class."""
+        up, down, _, mid, _, grown = self.weights
+        if up is None or down is None or up.ndim < 2 or down.ndim < 2:
+            return None
+        if grown is not None:
+            return grown[0], None
+        columns = down.shape[1] * mid[0, 0].numel() if mid is not None else down[0].numel()
+        return up.shape[0], up.shape[0] * columns
+
     def is_plain_product(self) -> bool:
         """Whether the change is a product of two matrices and nothing else."""
         return self.weights[4] is None and self.weights[5] is None
@@ -136,6 +149,25 @@ class LoRAAdapter(WeightAdapterBase):
                 f"'{key}': LoRA factors {tuple(up.shape)} x {tuple(down.shape)} do not fit weight "
                 f"{tuple(weight.shape)}; the file was made for another model"
             )
+
+
+def _embedding(
+    x: str, lora: Mapping[str, torch.Tensor], alpha: float | None, used: set[str]
+) -> LoRAAdapter | None:
+    """PEFT's change of an embedding table, whose factors are stored turned round.
+
+    Its magnitudes, if any, are lengths of the columns of the changed table.
+    """
+    names = (f"{x}.lora_embedding_A", f"{x}.lora_embedding_B")
+    if names[0] not in lora:
+        names = (f"{names[0]}.default", f"{names[1]}.default")
+    if any(name not in lora or lora[name].ndim != 2 for name in names):
+        return None
+    up, down = (tensor.t() for tensor in take(lora, used, *names) if tensor is not None)
+    found = next((name for m in MAGNITUDES if (name := f"{x}.{m}") in lora), None)
+    lengths = take(lora, used, found)[0] if found is not None else None
+    columns = None if lengths is None else lengths.reshape(1, -1)
+    return LoRAAdapter(used, (up, down, alpha, None, columns, None))
 
 
 def _writes_in_place(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> bool:

@@ -56,6 +56,11 @@ class _RotationAdapter(WeightAdapterBase):
         blocks, rescale = take(lora, used, f"{x}.oft_blocks", f"{x}.rescale")
         return cls(used, (blocks, rescale, alpha, dora_scale))
 
+    def extent(self) -> tuple[int, int | None] | None:
+        """See the base class."""
+        blocks = self.weights[0]
+        return blocks.shape[-3] * blocks.shape[-1], None
+
     def calculate_weight(
         self,
         weight: torch.Tensor,

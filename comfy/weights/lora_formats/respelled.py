@@ -9,37 +9,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from comfy.weights.diffusers_transformers import swap_scale_shift
+from comfy.weights.lora_formats.encoder_words import EncoderNames
+from comfy.weights.lora_formats.library_words import WORDS
 from comfy.weights.lora_formats.unet import NETWORK
 
 WRAPPINGS = re.compile(
-    r"^(?:base_model\.model\.|model\.|module\.|_orig_mod\.|pipe\.|dit\.|diffusion_model\.|unet\.|"
-    r"transformer\.|lora_unet_+|lycoris_|lora_transformer_|lora_prior_unet_)"
+    r"^(?:base_model\.model\.|model\.|module\.|_orig_mod\.|pipe\.|dit\.|net\.|diffusion_model\.|"
+    r"unet\.|transformer\.|(?:lora|oft)_unet_+|lycoris_|lora_transformer_|lora_prior_unet_)"
 )
 """One prefix of those that trainers put before a network's own names."""
 
-WORDS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    (
-        "blocks_0_self_attn_q",  # Wan, under its names in diffusers
-        (
-            (r"_attn1_", "_self_attn_"),
-            (r"_attn2_", "_cross_attn_"),
-            (r"_attn_to_([qkv])$", r"_attn_\1"),
-            (r"_attn_to_out_0$", "_attn_o"),
-            (r"_attn_add_([kv])_proj$", r"_attn_\1_img"),
-            (r"_ffn_net_0_proj$", "_ffn_0"),
-            (r"_ffn_net_2$", "_ffn_2"),
-            (r"^condition_embedder_(text|time)_embedder_linear_1$", r"\1_embedding_0"),
-            (r"^condition_embedder_(text|time)_embedder_linear_2$", r"\1_embedding_2"),
-            (r"^condition_embedder_time_proj$", "time_projection_1"),
-            (r"^condition_embedder_image_embedder_ff_net_0_proj$", "img_emb_proj_1"),
-            (r"^condition_embedder_image_embedder_ff_net_2$", "img_emb_proj_3"),
-            (r"^proj_out$", "head_head"),
-        ),
-    ),
-)
-"""(bare name that tells the family, (pattern of their bare name, our words)...)."""
+
+class Meaning(NamedTuple):
+    """What a name of a file stands for.
+
+    Attributes:
+        target: A weight, or a slice of one.
+        part: Which part of it, as marked in `library_words`; empty for all of it.
+    """
+
+    target: Any
+    part: str = ""
+
+    def place(self, target: Any, rows: int | None) -> Any:
+        """The target, or what its change leads to (a bias beside it), cut down to the part.
+
+        Args:
+            target: Key, or key with offset and function.
+            rows: How many rows the change has; None where nobody knows.
+        """
+        if not self.part or not isinstance(target, str):
+            return target
+        if self.part == "swap":
+            return (target, None, swap_scale_shift)
+        return (target, (0, int(self.part) * rows, rows)) if rows else target
 
 
 def bare(name: str) -> str:
@@ -51,12 +57,12 @@ def bare(name: str) -> str:
         name = inner
 
 
-def respelled(unread: Iterable[str], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Prefixes of unread file keys -> the weights they mean.
+def respelled(unread: Iterable[str], known: Mapping[str, Any]) -> dict[str, Meaning]:
+    """Prefixes of unread file keys -> what they mean.
 
     Args:
         unread: Keys of the file no layout has a name for.
-        known: File key -> target, as the layouts give it; only a network's weights are looked at.
+        known: File key -> target, as the layouts give it.
     """
     targets: dict[str, Any] = {}
     for name, target in known.items():
@@ -65,15 +71,30 @@ def respelled(unread: Iterable[str], known: Mapping[str, Any]) -> dict[str, Any]
             same = targets.setdefault(bare(name), target)
             if same != target:  # two weights would have the name
                 targets[bare(name)] = None
-    found: dict[str, Any] = {}
+    encoders = EncoderNames(known)
+    found: dict[str, Meaning] = {}
     for key in unread:
         for stem in _stems(key):
-            target = next((t for n in _in_our_words(bare(stem), targets) if (t := targets.get(n))),
-                          None)  # fmt: skip
-            if target is not None:
-                found[stem] = target
+            name = f"{stem}.modulation" if key == f"{stem}.diff_m" else stem
+            meaning = _network_meaning(name, targets) or _encoder_meaning(name, encoders)
+            if meaning is not None:
+                found[stem] = meaning
                 break
     return found
+
+
+def _network_meaning(stem: str, targets: Mapping[str, Any]) -> Meaning | None:
+    for name in _in_our_words(bare(stem), targets):
+        ours, _, part = name.partition("@")
+        target = targets.get(ours)
+        if target is not None:
+            return Meaning(target, part)
+    return None
+
+
+def _encoder_meaning(stem: str, encoders: EncoderNames) -> Meaning | None:
+    target = encoders.find(stem)
+    return None if target is None else Meaning(target)
 
 
 def _stems(key: str) -> Iterator[str]:
@@ -89,6 +110,7 @@ def _in_our_words(name: str, targets: Mapping[str, Any]) -> Iterator[str]:
     yield name
     for of_family, rules in WORDS:
         if of_family in targets:
+            said = name
             for pattern, words in rules:
-                name = re.sub(pattern, words, name)
-            yield name
+                said = re.sub(pattern, words, said)
+            yield said

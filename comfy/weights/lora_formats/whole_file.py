@@ -43,14 +43,17 @@ def convert_wan_fun(sd: LoraFile) -> dict[str, torch.Tensor]:
     }
 
 
-def _is_uso(sd: LoraFile) -> bool:
-    return (
-        "single_blocks.37.processor.qkv_lora.up.weight" in sd
-        and "double_blocks.18.processor.qkv_lora2.up.weight" in sd
-    )
+_PROCESSOR = re.compile(
+    r"^(?:transformer\.|diffusion_model\.)?((?:double_blocks\.\d+\.processor\.(?:qkv|proj)_lora[12]"
+    r"|single_blocks\.\d+\.processor\.(?:qkv|proj)_lora)\..+)$"
+)
 
 
-_USO_NAMES = (
+def _is_of_processors(sd: LoraFile) -> bool:
+    return any(_PROCESSOR.match(key) for key in sd)
+
+
+_PROCESSOR_NAMES = (
     (r"\.processor\.qkv_lora1\.", ".img_attn.qkv.lora_"),
     (r"\.processor\.qkv_lora2\.", ".txt_attn.qkv.lora_"),
     (r"\.processor\.proj_lora1\.", ".img_attn.proj.lora_"),
@@ -60,13 +63,15 @@ _USO_NAMES = (
 )
 
 
-def convert_uso(sd: LoraFile) -> dict[str, torch.Tensor]:
-    """USO LoRA: attention-processor names of FLUX blocks."""
+def convert_processors(sd: LoraFile) -> dict[str, torch.Tensor]:
+    """LoRA of FLUX attention processors, as XLabs trains them and USO is published."""
     out: dict[str, torch.Tensor] = {}
     for key, tensor in sd.items():
-        for pattern, ours in _USO_NAMES:
-            key = re.sub(pattern, ours, key)
-        out[f"diffusion_model.{key}"] = tensor
+        found = _PROCESSOR.match(key)
+        name = found[1] if found else key
+        for pattern, ours in _PROCESSOR_NAMES:
+            name = re.sub(pattern, ours, name)
+        out[f"diffusion_model.{name}"] = tensor
     return out
 
 
@@ -75,7 +80,7 @@ WHOLE_FILE_CONVERSIONS: list[
 ] = [
     (_is_control_lora, convert_control_lora),
     (_is_wan_fun, convert_wan_fun),
-    (_is_uso, convert_uso),
+    (_is_of_processors, convert_processors),
 ]
 
 
