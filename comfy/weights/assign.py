@@ -15,9 +15,9 @@ from torch import nn
 
 from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.weights.encodings import encode_layers
-from comfy.weights.mapped_file import is_file_backed, release_pages
+from comfy.weights.mapped_file import release_pages
 from comfy.weights.pages import WeightMemory, is_channels_last
-from comfy.weights.sources import note_source
+from comfy.weights.sources import Source, converted, file_state, note_source
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +66,15 @@ def assign_weights(
     state_dict = encode_layers(module, state_dict)
     own = dict(module.state_dict(keep_vars=True))
     prepared: dict[str, torch.Tensor] = {}
-    sources: dict[str, torch.Tensor] = {}
+    sources: dict[str, Source] = {}
     memory = WeightMemory()
     for key in list(state_dict):
         throw_exception_if_processing_interrupted()
         tensor = state_dict.pop(key) if consume else state_dict[key]
+        state = file_state(tensor)
         prepared[key] = _in_form_of(tensor, own.get(key), memory)
-        if prepared[key] is not tensor and is_file_backed(tensor):
-            sources[key] = tensor
+        if prepared[key] is not tensor and state is not None:
+            sources[key] = converted(prepared[key], tensor, state)
         del tensor
     answer = module.load_state_dict(prepared, strict=False, assign=True)
     module.requires_grad_(False)
@@ -104,14 +105,14 @@ def _in_form_of(
 
 
 def _note_sources(
-    module: nn.Module, prepared: dict[str, torch.Tensor], sources: dict[str, torch.Tensor]
+    module: nn.Module, prepared: dict[str, torch.Tensor], sources: dict[str, Source]
 ) -> None:
     """Note what the parameters were converted from, for weights that their layers took as given."""
     own = module.state_dict(keep_vars=True) if sources else {}
-    for key, tensor in sources.items():
+    for key, source in sources.items():
         weight = own.get(key)
         if isinstance(weight, nn.Parameter) and weight.data_ptr() == prepared[key].data_ptr():
-            note_source(weight, tensor)
+            note_source(weight, source)
 
 
 def _copy(converted: torch.Tensor, tensor: torch.Tensor) -> None:

@@ -2,9 +2,9 @@
 
 New memory costs more than all arithmetic of a LoRA, and a second copy of a model more than many
 machines have. So a weight that was converted from a mapped file lends its memory to its patched
-form. Before it is first written to, it is compared with what the file gives, bit for bit: a weight
-that somebody changed since is never overwritten. From then on the file leads back, whatever is
-raised at whatever point.
+form. A weight that somebody changed since is never overwritten: before it is first written to, the
+system must tell that nothing wrote to its pages, or it is compared with what the file gives, bit
+for bit. From then on the file leads back, whatever is raised at whatever point.
 
 A file may be replaced (its mapping keeps the old one), but not be written over in place meanwhile.
 Where that happens all the same, patches are subtracted, which is right but for rounding, and the
@@ -21,10 +21,16 @@ import torch
 
 from comfy.weights import row_blocks
 from comfy.weights.holders import is_held_once, owns_memory
-from comfy.weights.mapped_file import MappedFile, mapping_of, populate_pages, release_pages
+from comfy.weights.mapped_file import (
+    MappedFile,
+    is_as_in_file,
+    mapping_of,
+    populate_pages,
+    release_pages,
+)
 from comfy.weights.pages import WeightMemory
 from comfy.weights.row_blocks import Term
-from comfy.weights.sources import source_of
+from comfy.weights.sources import Source, converted, note_source, source_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +45,15 @@ class LentWeight:
     """
 
     def __init__(
-        self, key: str, weight: torch.Tensor, source: torch.Tensor, mapping: MappedFile,
+        self, key: str, weight: torch.Tensor, source: Source, mapping: MappedFile,
         memory: WeightMemory,
     ) -> None:  # fmt: skip
         self.key = key
         self.weight = weight
         self.is_lent = False
         self.patches: tuple[Any, ...] | None = None
-        self._source = source
+        self._source = source.tensor
+        self._noted = source
         self._mapping = mapping
         self._state = mapping.state()
         self._memory = memory
@@ -66,15 +73,16 @@ class LentWeight:
         terms = row_blocks.terms_of(patches, self.weight, self.key)
         if terms is None or not self._is_intact():
             return False
-        rows = row_blocks.as_rows(self.weight, self.weight)
-        source = row_blocks.as_rows(self._source, self.weight)
-        populate_pages(self._source)
-        if not self.is_lent and not self._gives(source, rows):
+        if not self.is_lent and not self._is_original():
             logger.debug("'%s' differs from its file; it is patched beside", self.key)
             return False
+        rows = row_blocks.as_rows(self.weight, self.weight)
         self.patches = None
         if self.is_lent:
-            rows.copy_(source)
+            populate_pages(self._source)
+            rows.copy_(row_blocks.as_rows(self._source, self.weight))
+        elif self._noted.watch is not None:
+            self._noted.watch.end()  # every page is written to at once
         self.is_lent = True  # before the first write
         row_blocks.add(rows, terms, self._memory)
         self.patches = tuple(patches)
@@ -83,8 +91,12 @@ class LentWeight:
 
     def take_back(self) -> None:
         """Have the original in its memory again; the patched form must be gone before."""
+        converts = self.is_lent and self._is_intact()
         self._recover(self.weight)
         self.is_lent = False
+        if converts and self._is_intact():
+            self._noted = converted(self.weight, self._source, self._state)
+            note_source(self.weight, self._noted)
 
     def whole(self) -> torch.Tensor:
         """The original, in new memory if its own still serves the patched form."""
@@ -113,6 +125,17 @@ class LentWeight:
             into.copy_(self.weight)
         if self.is_lent:
             self._subtract(row_blocks.as_rows(into, self.weight))
+
+    def _is_original(self) -> bool:
+        """Whether the weight, which was not lent, is what its file gives."""
+        watch, state, file = self._noted.watch, self._noted.state, self._source
+        unwritten = watch is not None and watch.saw_nothing(self.weight)
+        if unwritten and state == self._state and is_as_in_file(file):
+            return True
+        populate_pages(file)
+        return self._gives(
+            row_blocks.as_rows(file, self.weight), row_blocks.as_rows(self.weight, self.weight)
+        )
 
     def _gives(self, source: torch.Tensor, rows: torch.Tensor) -> bool:
         """Whether converting the file's rows gives the bits of these."""
@@ -156,7 +179,7 @@ def lent_weight(
         memory: Where copies of it are put.
     """
     source = source_of(table[name])
-    mapping = None if source is None else mapping_of(source)
+    mapping = None if source is None else mapping_of(source.tensor)
     if source is None or mapping is None or not is_held_once(table, name):
         return None
     if mapping.state()[0] < len(mapping):  # reading what was cut off would end the process

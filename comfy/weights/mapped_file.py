@@ -18,10 +18,10 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from comfy.interrupt import throw_exception_if_processing_interrupted
+from comfy.weights import page_table
 from comfy.weights.errors import NotSafetensorsError, TruncatedWeightFileError
 
 MAX_HEADER_BYTES = 100_000_000
@@ -295,27 +295,19 @@ def release_pages(tensor: torch.Tensor) -> int:
     end = start + tensor.nelement() * tensor.element_size()
     page = mmap.PAGESIZE
     start, end = -(-start // page) * page, end // page * page
-    if end <= start or not _all_clean(mapping.base + start, end - start):
+    if end <= start or not page_table.is_clean(mapping.base + start, end - start):
         return 0
     advise(mmap.MADV_DONTNEED, start, end - start)
     return end - start
 
 
-_PAGE_PRESENT, _PAGE_SWAPPED, _PAGE_OF_FILE = (np.uint64(1 << bit) for bit in (63, 62, 61))
-
-
-def _all_clean(address: int, length: int) -> bool:
-    """Whether no page of a range of memory was written to, by the system's page table.
-
-    Source: https://docs.kernel.org/admin-guide/mm/pagemap.html
-    """
-    first, count = address // mmap.PAGESIZE, length // mmap.PAGESIZE
-    try:
-        with open("/proc/self/pagemap", "rb", buffering=0) as table:
-            table.seek(first * 8)
-            pages = np.frombuffer(table.read(count * 8), dtype=np.uint64)
-    except OSError:
+def is_as_in_file(tensor: torch.Tensor) -> bool:
+    """Whether nobody wrote to a tensor of a mapping, nor to what shares a page with it."""
+    mapping = mapping_of(tensor)
+    if mapping is None:
         return False
-    written = ((pages & _PAGE_PRESENT) != 0) & ((pages & _PAGE_OF_FILE) == 0)
-    written |= (pages & _PAGE_SWAPPED) != 0
-    return len(pages) == count and not bool(written.any())
+    start = tensor.data_ptr()
+    end = start + tensor.nelement() * tensor.element_size()
+    page = mmap.PAGESIZE
+    start, end = start // page * page, -(-end // page) * page
+    return page_table.is_clean(start, end - start)

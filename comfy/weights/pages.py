@@ -31,6 +31,9 @@ from comfy.devices.runtime import get_runtime
 HUGE_PAGE = 2 << 20
 """Bytes of a huge page on x86-64 and, with 4 KiB pages, Arm64."""
 
+LARGE = HUGE_PAGE
+"""Bytes from which a weight has a mapping, and so pages, of its own."""
+
 SMALL_PAGE = 4096
 
 BALLOONS = "/sys/bus/virtio/drivers/virtio_balloon/virtio*/features"
@@ -66,7 +69,7 @@ class WeightMemory:
         size = math.prod(shape) * dtype.itemsize
         if channels_last:
             shape = [shape[0], *shape[2:], shape[1]]
-        block = self._block(size) if size >= HUGE_PAGE else None
+        block = self._block(size) if size >= LARGE else None
         if block is None:
             tensor = torch.empty(shape, dtype=dtype, device="cpu")
         else:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from comfy.devices import residency
 from comfy.patching.dynamic import ModelPatcherDynamic
 from comfy.patching.patcher import ModelPatcher
-from comfy.weights import row_blocks
+from comfy.weights import pages, row_blocks
 from tests.comfy.patching.test_random_histories import (
     DEPTH,
     STEPS,
@@ -122,8 +122,11 @@ class FileHistory(History):
         assert all(not view.patcher.residence.lent for view in self.views)
 
 
-@pytest.mark.parametrize("kind", [ModelPatcher, ModelPatcherDynamic])
-@pytest.mark.parametrize("used", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "used", "large"),
+    [(ModelPatcher, torch.float32, 1), (ModelPatcher, torch.bfloat16, pages.LARGE),
+     (ModelPatcherDynamic, torch.float32, pages.LARGE), (ModelPatcherDynamic, torch.bfloat16, 1)],
+)  # fmt: skip
 @settings(
     max_examples=4,
     deadline=None,
@@ -147,11 +150,13 @@ def test_no_history_of_a_file_leaves_a_trace(
     monkeypatch: pytest.MonkeyPatch,
     kind: type[ModelPatcher],
     used: torch.dtype,
+    large: int,
     steps: list[tuple[str, int, float]],
 ) -> None:
     monkeypatch.undo()
     rows = Rows()
     monkeypatch.setattr(row_blocks, "_add", rows)
+    monkeypatch.setattr(pages, "LARGE", large)  # weights with pages of their own are watched
     monkeypatch.setattr(row_blocks, "BLOCK_ELEMENTS", 128)
     monkeypatch.setattr(row_blocks, "LoRAAdapter", BrokenAdapter)  # a plain one unless it is armed
     gc.collect()

@@ -19,7 +19,7 @@ from comfy.patching.dynamic import ModelPatcherDynamic
 from comfy.patching.hook_group import HookGroup
 from comfy.patching.hooks import EnumWeightTarget, WeightHook, create_target_dict
 from comfy.patching.patcher import ModelPatcher
-from comfy.weights import arithmetic
+from comfy.weights import arithmetic, pages
 from comfy.weights.adapters import LoRAAdapter
 from tests.comfy.patching.test_residency_of_one_model import TOKENS, X, lora_for
 from tests.support.accelerator import CPU, Network, assert_untouched, snapshot
@@ -27,6 +27,13 @@ from tests.support.from_file import network_from_file
 
 KINDS = (ModelPatcher, ModelPatcherDynamic)
 KEY = "blocks.0.up.weight"
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["watched", "compared"])
+def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pages of their own also small weights are known to be unchanged without reading them."""
+    if request.param:
+        monkeypatch.setattr(pages, "LARGE", 1)
 
 
 @pytest.fixture
