@@ -7,19 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from comfy import resize
+from comfy.cldm.control_types import UNION_CONTROLNET_TYPES
 from comfy_api.latest import ComfyExtension, io
 from comfy_nodes.control import ControlNetApplyAdvanced
-
-UNION_CONTROLNET_TYPES = {
-    "openpose": 0,
-    "depth": 1,
-    "hed/pidi/scribble/ted": 2,
-    "canny/lineart/anime_lineart/mlsd": 3,
-    "normal": 4,
-    "segment": 5,
-    "tile": 6,
-    "repaint": 7,
-}
 
 
 class SetUnionControlNetType(io.ComfyNode):

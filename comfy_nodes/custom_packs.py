@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import folder_paths
+from comfy_nodes.public_modules import import_public_modules
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +110,10 @@ async def init_external_custom_nodes(
     """
     reserved = frozenset(taken)
     failed = []
-    for path in pack_paths(selection):
+    paths = pack_paths(selection)
+    if paths:
+        import_public_modules()
+    for path in paths:
         started = time.perf_counter()
         loaded = await load_custom_node(path, reserved, add_nodes=add_nodes)
         outcome = "" if loaded else " (failed)"

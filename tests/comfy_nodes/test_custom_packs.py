@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -286,3 +287,27 @@ def test_a_pack_that_the_selection_refuses_is_left_out(packs: Path) -> None:
     write(packs, "kept", f"{NODE}\nNODE_CLASS_MAPPINGS = {{'Kept': Node}}")
     table, _ = load(is_refused=lambda path: "manager" in Path(path).name)
     assert set(table.nodes) == {"Kept"}
+
+
+def test_packs_find_the_public_modules_without_importing_each(packs: Path) -> None:
+    """As `import comfy` and an attribute, and in `sys.modules`."""
+    write(
+        packs,
+        "trusting",
+        "import sys\nimport comfy, comfy_extras\n"
+        "assert comfy.samplers.KSampler.SAMPLERS and comfy.sd.VAE and comfy.utils.ProgressBar\n"
+        "assert comfy.ldm.modules.attention.optimized_attention\n"
+        "assert comfy.k_diffusion.sampling.sample_euler\n"
+        "assert comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel\n"
+        "assert sys.modules['comfy.model_management'].get_torch_device\n"
+        "assert sys.modules['server'].PromptServer and sys.modules['nodes'].MAX_RESOLUTION\n"
+        f"{NODE}\nNODE_CLASS_MAPPINGS = {{'Trusting': Node}}",
+    )
+    script = (
+        "import asyncio, folder_paths\n"
+        f"folder_paths.folder_names_and_paths['custom_nodes'] = ([{str(packs)!r}], set())\n"
+        "from comfy_nodes import lifecycle\n"
+        "print(asyncio.run(lifecycle.init_external_custom_nodes()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -18,12 +18,15 @@ from torch import Tensor, nn
 from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size
 from comfy.ldm.flux.layers import EmbedND
-from comfy.ldm.wan.layers import (
+from comfy.ldm.wan.layers import (  # noqa: F401 - packs look here for the layers
     CameraAdapter,
     Head,
     MLPProj,
     VaceWanAttentionBlock,
     WanAttentionBlock,
+    WanI2VCrossAttention,
+    WanSelfAttention,
+    WanT2VCrossAttention,
 )
 from comfy.nn import patches
 from comfy.nn.timesteps import timestep_embedding
