@@ -24,9 +24,11 @@ from comfy.loading import (
     state_dict_in_words,
 )
 from comfy.text_encoders import (
+    hunyuan_image,
     hunyuan_video,
     lumina2,
     mistral,
+    omnigen2,
     pile_t5,
     qwen,
     t5_alone,
@@ -53,12 +55,11 @@ UNSUPPORTED_MARKS = (
     (f"{T5_BLOCK}1.DenseReluDense.wi.weight", "T5 of the first version"),
     (GEMMA3_12B_MARK, "Gemma 3 12B (LTX-2)"),
     ("model.layers.0.self_attn.q_norm.weight", "Qwen 3 2B (Ovis)"),
-    ("model.layers.0.self_attn.k_proj.bias", "Qwen 2.5 3B (OmniGen 2)"),
 )
-T5_WIDTHS = {768: "T5-base (Stable Audio, ACE-Step)", 1472: "ByT5"}
+T5_WIDTHS = {768: "T5-base (Stable Audio, ACE-Step)"}
 
 MISTRAL_WIDTH = 5120  # that of Llama is 4096
-OTHER_QWEN_WIDTH = 2048  # Qwen 2.5 3B (OmniGen 2) and Qwen 3 2B (Ovis)
+OTHER_QWEN_WIDTH = 2048  # Qwen 2.5 3B and Qwen 3 2B (Ovis)
 
 OLD_T5 = {1024: OLD_XXL, 768: t5_alone.BASE}  # without a gate, by width
 
@@ -117,7 +118,7 @@ def load_text_encoder_state_dicts(
     kinds = [detect_encoder(part) for part in parts]
     held = {name: part.pop(name) for part in parts for name in EMBEDDED_NAMES if name in part}
     everything = {key: value for part in parts for key, value in part.items()}
-    target = text_target(kinds, clip_type, t5_dtype(everything) or llm_dtype(everything))
+    target = text_target(kinds, clip_type, llm_dtype(everything) or t5_dtype(everything))
     whole = {
         f"{'t5xxl' if kind == OLD_XXL else kind}.transformer.{key}": value
         for kind, part in zip(kinds, parts)
@@ -161,8 +162,11 @@ def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
         if GEMMA3_12B_MARK in state_dict:
             return None
         return lumina2.GEMMA3_4B if has_head_norms else lumina2.GEMMA2_2B
-    if norm is None or norm.shape[0] == OTHER_QWEN_WIDTH:
+    if norm is None:
         return None
+    if norm.shape[0] == OTHER_QWEN_WIDTH:
+        is_qwen25 = "model.layers.0.self_attn.k_proj.bias" in state_dict
+        return omnigen2.NAME if is_qwen25 else None
     if has_head_norms:
         return qwen.QWEN3_4B
     if "model.layers.0.self_attn.k_proj.bias" in state_dict:
@@ -183,6 +187,8 @@ def _t5_name(state_dict: Mapping[str, Tensor]) -> str | None:
     width = state_dict["shared.weight"].shape[1]
     if width in T5_WIDTHS:
         return None
+    if width == hunyuan_image.BYT5_CONFIG["d_model"]:
+        return hunyuan_image.BYT5
     if width == pile_t5.WIDTH:
         return pile_t5.NAME
     bias = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"

@@ -3,103 +3,26 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from comfy import conds, latent_formats, resize
-from comfy.families.dit_layout import Shapes, position_axes
 from comfy.families.dit_model import TransformerModel
 from comfy.families.family import (
-    BrokenModelError,
     ClipTarget,
     ModelFamily,
     StateDict,
     TransformerFamily,
 )
+from comfy.families.hunyuan_layout import read_hunyuan_config, usual_key
 from comfy.families.model_type import ModelType
 from comfy.families.text_sizes import llm_dtype
 from comfy.ldm.hunyuan_video.model import HunyuanVideo as Network
 from comfy.text_encoders.hunyuan_video import HunyuanVideoTokenizer, hunyuan_video_clip
 
-MARK = "txt_in.individual_token_refiner.blocks.0.norm1.weight"
-# Keys of relatives that have the mark too and are other networks.
-RELATIVES = ("byt5_in.fc1.weight", "vision_in.proj.0.weight", "cond_type_embedding.weight")
-USUAL_HEAD = 128  # channels of a head where no norm tells
 USUAL_GUIDANCE = 6.0
-# Names of published files -> names of the network, in this order.
-RENAMES = (
-    (r"(t_embedder|vector_in|time_in|guidance_in)\.mlp\.0\.", r"\1.in_layer."),
-    (r"(t_embedder|vector_in|time_in|guidance_in)\.mlp\.2\.", r"\1.out_layer."),
-    (r"c_embedder\.linear_1\.", "c_embedder.in_layer."),
-    (r"c_embedder\.linear_2\.", "c_embedder.out_layer."),
-    (r"mod(ulation)?\.linear\.", r"mod\1.lin."),
-    (r"mlp\.fc1\.", "mlp.0."),
-    (r"mlp\.fc2\.", "mlp.2."),
-    (r"_attn_qkv\.", "_attn.qkv."),
-    (r"_attn_proj\.", "_attn.proj."),
-    (r"_attn_([qk])_norm\.weight", r"_attn.norm.\1_norm.weight"),
-    (r"(single_blocks\.\d+)\.([qk]_norm)\.weight", r"\1.norm.\2.weight"),
-    (r"norm\.q_norm\.weight", "norm.query_norm.scale"),
-    (r"norm\.k_norm\.weight", "norm.key_norm.scale"),
-)
-
-
-def usual_key(key: str) -> str:
-    """A key of a published file under the network's name."""
-    for pattern, name in RENAMES:
-        key = re.sub(pattern, name, key)
-    return key
-
-
-def read_hunyuan_config(
-    state_dict: Mapping[str, Tensor], prefix: str = ""
-) -> dict[str, Any] | None:
-    """Configuration of the HunyuanVideo network whose keys start with `prefix`, or None.
-
-    Raises:
-        BrokenModelError: The layout fits, but a weight that decides a size is missing.
-    """
-    if prefix + MARK not in state_dict or any(prefix + key in state_dict for key in RELATIVES):
-        return None
-    inner = {key[len(prefix) :]: v for key, v in state_dict.items() if key.startswith(prefix)}
-    shapes = Shapes({usual_key(key): value for key, value in inner.items()}, "", "HunyuanVideo")
-    width, channels, *patch = shapes["img_in.proj.weight"]
-    if len(patch) != 3 or "vector_in.in_layer.weight" not in shapes:
-        return None  # for pictures
-    norm = "double_blocks.0.img_attn.norm.key_norm.scale"
-    head = shapes[norm][0] if norm in shapes else USUAL_HEAD
-    if width % head:
-        raise BrokenModelError(
-            f"{prefix}img_in.proj.weight makes {width} channels, which heads of {head} channels do "
-            "not divide"
-        )
-    return {
-        "image_model": "hunyuan_video",
-        "in_channels": channels,
-        "patch_size": patch,
-        "out_channels": shapes["final_layer.linear.weight"][0] // math.prod(patch),
-        "vec_in_dim": shapes["vector_in.in_layer.weight"][1],
-        "axes_dim": position_axes(head),
-        "meanflow": False,
-        "context_in_dim": shapes["txt_in.input_embedder.weight"][1],
-        "hidden_size": width,
-        "mlp_ratio": shapes["double_blocks.0.img_mlp.0.weight"][0] / width,
-        "num_heads": width // head,
-        "depth": shapes.count("double_blocks."),
-        "depth_single_blocks": shapes.count("single_blocks."),
-        "theta": 256,
-        "qkv_bias": True,
-        "byt5": False,
-        "guidance_embed": "guidance_in.in_layer.weight" in shapes,
-        "use_cond_type_embedding": False,
-        "vision_in_dim": None,
-        "meanflow_sum": False,
-    }
 
 
 class HunyuanVideoModel(TransformerModel):

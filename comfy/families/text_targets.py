@@ -10,8 +10,24 @@ from collections.abc import Callable, Sequence
 import torch
 
 from comfy.families.family import ClipTarget
-from comfy.text_encoders import hunyuan_video, lumina2, mistral, pile_t5, qwen, t5_alone, umt5
+from comfy.text_encoders import (
+    hunyuan_image,
+    hunyuan_video,
+    lumina2,
+    mistral,
+    pile_t5,
+    qwen,
+    t5_alone,
+    umt5,
+)
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip
+from comfy.text_encoders.kandinsky5 import (
+    Kandinsky5Tokenizer,
+    Kandinsky5TokenizerImage,
+    kandinsky5_clip,
+)
+from comfy.text_encoders.omnigen2 import NAME as QWEN25_3B
+from comfy.text_encoders.omnigen2 import Omnigen2Tokenizer, omnigen2_clip
 from comfy.text_encoders.sd1 import SD1ClipModel, SD1Tokenizer
 from comfy.text_encoders.sd2 import SD2ClipModel, SD2Tokenizer
 from comfy.text_encoders.sd3 import SD3Tokenizer, sd3_clip
@@ -72,6 +88,7 @@ def _t5(arrangement: t5_alone.Arrangement) -> Target:
     )
 
 
+QWEN_AND_BYT5 = frozenset({qwen.QWEN25_7B, hunyuan_image.BYT5})
 # Encoder -> classes that use it alone, for every type without a row of its own.
 ALONE: dict[str, Target] = {
     "clip_l": _plain(SD1Tokenizer, SD1ClipModel),
@@ -88,6 +105,7 @@ ALONE: dict[str, Target] = {
     qwen.QWEN3_4B: lambda kept: ClipTarget(
         qwen.ZImageTokenizer, qwen.qwen_clip(qwen.ZImageTEModel, kept)
     ),
+    QWEN25_3B: lambda kept: ClipTarget(Omnigen2Tokenizer, omnigen2_clip(kept)),
     lumina2.GEMMA2_2B: lambda kept: ClipTarget(lumina2.LuminaTokenizer, lumina2.te(kept)),
     lumina2.GEMMA3_4B: lambda kept: ClipTarget(
         lumina2.NTokenizer, lumina2.te(kept, lumina2.GEMMA3_4B)
@@ -110,6 +128,21 @@ FOR_TYPE: dict[tuple[CLIPType, frozenset[str]], Target | None] = {
     (CLIPType.HIDREAM, frozenset({"t5xxl"})): None,
     (CLIPType.HUNYUAN_VIDEO, frozenset({"clip_l", hunyuan_video.NAME})): lambda kept: ClipTarget(
         hunyuan_video.HunyuanVideoTokenizer, hunyuan_video.hunyuan_video_clip(kept)
+    ),
+    (CLIPType.KANDINSKY5, frozenset({"clip_l", qwen.QWEN25_7B})): lambda kept: ClipTarget(
+        Kandinsky5Tokenizer, kandinsky5_clip(kept)
+    ),
+    (CLIPType.KANDINSKY5_IMAGE, frozenset({"clip_l", qwen.QWEN25_7B})): lambda kept: ClipTarget(
+        Kandinsky5TokenizerImage, kandinsky5_clip(kept)
+    ),
+    (CLIPType.HUNYUAN_IMAGE, frozenset({qwen.QWEN25_7B})): lambda kept: ClipTarget(
+        hunyuan_image.HunyuanImageTokenizer, hunyuan_image.hunyuan_image_clip(False, kept)
+    ),
+    (CLIPType.HUNYUAN_IMAGE, QWEN_AND_BYT5): lambda kept: ClipTarget(
+        hunyuan_image.HunyuanImageTokenizer, hunyuan_image.hunyuan_image_clip(True, kept)
+    ),
+    (CLIPType.HUNYUAN_VIDEO_15, QWEN_AND_BYT5): lambda kept: ClipTarget(
+        hunyuan_image.HunyuanVideo15Tokenizer, hunyuan_image.hunyuan_image_clip(True, kept)
     ),
 }
 # The encoders that Stable Diffusion 3 uses, in any number, in the order of the arguments.

@@ -10,7 +10,6 @@ from typing import Any
 
 from comfy.weights.marks import Marks, first_match
 
-HUNYUAN = "txt_in.individual_token_refiner.blocks.0.norm1.weight"
 ADALN = "adaln_single.emb.timestep_embedder.linear_1.bias"
 
 # Keys that every network of a family has (below the prefix) -> its name; the first match wins, so
@@ -19,9 +18,6 @@ NETWORKS: Marks = (
     (("clip_txt_mapper.weight",), "Stable Cascade, stage C"),
     (("clip_mapper.weight",), "Stable Cascade, stage B"),
     (("mlp_t5.0.weight",), "Hunyuan-DiT"),
-    ((HUNYUAN, "vision_in.proj.0.weight"), "HunyuanVideo 1.5"),
-    ((HUNYUAN, "byt5_in.fc1.weight"), "HunyuanImage 2.1"),
-    ((HUNYUAN,), "HunyuanImage 2.1 or its refiner"),
     (("distilled_guidance_layer.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),
     (("distilled_guidance_layer.0.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),
     (("distilled_guidance_layer.0.norms.0.scale",), "Chroma, in an early layout"),
@@ -32,7 +28,7 @@ NETWORKS: Marks = (
     (("blocks.block0.blocks.0.block.attn.to_q.0.weight",), "Cosmos 1"),
     (("cap_embedder.1.weight", "clip_text_pooled_proj.0.weight"), "NewBie"),
     (("cap_embedder.1.weight", "cap_pad_token"), "Z-Image"),
-    (("cap_embedder.1.weight",), "Lumina 2 or Z-Image"),
+    (("cap_embedder.1.weight",), "Lumina 2 or Z-Image, of a kind that is not known"),
     (
         ("head.modulation", "casual_audio_encoder.encoder.final_linear.weight"),
         "Wan 2.2 S2V, video from speech",
@@ -42,10 +38,7 @@ NETWORKS: Marks = (
     (("head.modulation",), "Wan, of a kind with other inputs"),
     (("t_embedder.mlp.2.weight",), "Hunyuan3D 2.1"),
     (("caption_projection.0.linear.weight",), "HiDream"),
-    (("blocks.0.mlp.layer1.weight",), "Cosmos Predict 2"),
-    (("time_caption_embed.timestep_embedder.linear_1.bias",), "OmniGen 2"),
     (("txt_norm.weight",), "Qwen-Image"),
-    (("visual_transformer_blocks.0.cross_attention.key_norm.weight",), "Kandinsky 5"),
 )
 
 

@@ -294,9 +294,9 @@ class QwenImageTEModel(SD1ClipModel):
         """Conditioning without the conversation's beginning; a mask only where it hides
         something.
         """
-        out, pooled, extra = super().encode_token_weights(token_weight_pairs)
-        start = words_start([pair[0] for pair in token_weight_pairs[QWEN25_7B][0]])
-        return out[:, start:], pooled, _without_idle_mask(extra, start)
+        told = super().encode_token_weights(token_weight_pairs)
+        states, extra = from_words_on(told, token_weight_pairs[QWEN25_7B])
+        return states, told[1], extra
 
 
 class ZImageTEModel(SD1ClipModel):
@@ -306,6 +306,18 @@ class ZImageTEModel(SD1ClipModel):
         super().__init__(
             device, dtype, model_options, clip_name=QWEN3_4B, clip_model=Qwen3Model, name=QWEN3_4B
         )
+
+
+def from_words_on(
+    told: tuple[Any, ...], chunks: Sequence[Chunk]
+) -> tuple[Tensor, dict[str, Any]]:
+    """States without the conversation's beginning, and a mask only where it hides something.
+
+    Args:
+        told: What an encoder with a mask made of the chunks.
+    """
+    start = words_start([pair[0] for pair in chunks[0]])
+    return told[0][:, start:], _without_idle_mask(told[2], start)
 
 
 def words_start(tokens: Sequence[Any]) -> int:

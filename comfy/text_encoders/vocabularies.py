@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from comfy.text_encoders import hunyuan_video, lumina2, mistral, pile_t5, qwen, tekken, umt5
+from comfy.text_encoders import hunyuan_video, lumina2, mistral, omnigen2, pile_t5, qwen, tekken, umt5
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, EMBEDDED, find_pieces
 
 # Encoder whose vocabulary is a file -> how it is looked for in some folders.
@@ -16,6 +16,7 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     pile_t5.NAME: pile_t5.find_pile_pieces,
     qwen.QWEN25_7B: qwen.find_qwen_pieces,
     qwen.QWEN3_4B: qwen.find_qwen_pieces,
+    omnigen2.NAME: qwen.find_qwen_pieces,
     mistral.NAME: tekken.find_tekken_pieces,
     hunyuan_video.NAME: hunyuan_video.find_llama_pieces,
     lumina2.GEMMA2_2B: lumina2.find_gemma_pieces,

@@ -18,6 +18,7 @@ from comfy.ldm.autoencoder.temporal import TemporalAutoencoder
 from comfy.ldm.hunyuan3d.vae import MOST_BYTES, GeoSizes, ShapeVAE
 from comfy.ldm.taesd.model import TAESD
 from comfy.ldm.wan.vae import WanVAE
+from comfy.vae import packed_kinds
 from comfy.vae.audio_kinds import detect_oobleck
 from comfy.vae.spec import AutoencoderSpec
 from comfy.vae.video_kinds import detect_hunyuan_video, detect_ltxv
@@ -27,7 +28,6 @@ from comfy.weights.state_dict import count_parts
 StateDict = Mapping[str, Tensor]
 Metadata = Mapping[str, str] | None
 USUAL_NORM_GROUPS = 32
-HUNYUAN_IMAGE_CHANNELS = 64  # of latents; the keys are alike, the network is another
 PATCHED_MARK = "bn.running_mean"
 TEMPORAL_MARK = "decoder.mid.block_1.mix_factor"
 BASE_RESOLUTION = 1024  # any; only says at which level an attention sits
@@ -67,7 +67,7 @@ def detect_kl(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
         return None
     if TEMPORAL_MARK in weights:
         return None
-    if first.shape[1] == HUNYUAN_IMAGE_CHANNELS:
+    if packed_kinds.PICTURE_MARK in weights:
         return None
     config = kl_config(weights, metadata)
     inner = weights.get("post_quant_conv.weight")
@@ -306,6 +306,8 @@ AUTOENCODERS: dict[str, Detector] = {
     "wan": detect_wan,
     "shape": detect_shape,
     "hunyuan_video": detect_hunyuan_video,
+    "hunyuan_image": packed_kinds.detect_hunyuan_image,
+    "hunyuan_video15": packed_kinds.detect_hunyuan_video15,
     "ltxv": detect_ltxv,
     "oobleck": detect_oobleck,
 }

@@ -19,12 +19,14 @@ AUTOENCODERS: Marks = (
     (("blocks.2.blocks.3.stack.5.weight",), "Mochi, decoder alone"),
     (("layers.4.layers.1.attn_block.attn.qkv.weight",), "Mochi, encoder alone"),
     (("decoder.blocks.2.blocks.3.stack.5.weight",), "Mochi"),
-    (("decoder.conv_in.conv.weight",), "HunyuanVideo 1.5"),
     (("decoder.unpatcher3d.wavelets",), "Cosmos 1"),
     (("vocoder.backbone.channel_layers.0.0.bias",), "ACE-Step"),
     (("vocoder.activation_post.downsample.lowpass.filter",), "MMAudio"),
     (("decoder.22.bias",), "TAEHV, small autoencoder of videos"),
-    (("decoder.conv_in.weight", "decoder.mid.attn_1.q.weight"), "HunyuanImage 2.1"),
+    (
+        ("decoder.conv_in.weight", "decoder.mid.attn_1.q.weight"),
+        "HunyuanImage 2.1, refiner in an early layout",
+    ),
 )
 
 

@@ -1,4 +1,5 @@
-"""HunyuanVideo: the blocks of FLUX over patches of a video, the text's tokens behind them.
+"""HunyuanVideo and HunyuanImage 2.1: the blocks of FLUX over patches of a video or picture, the
+text's tokens behind them.
 
 Custom nodes reach in as into FLUX. Source: Kong et al. 2024, https://arxiv.org/abs/2412.03603.
 """
@@ -23,12 +24,15 @@ from comfy.ldm.flux.layers import (
     timestep_embedding,
 )
 from comfy.ldm.flux.model import add_at, replaceable
+from comfy.ldm.hunyuan_video.inputs import ByT5Mapper, VisionProjection
 from comfy.ldm.hunyuan_video.token_refiner import TokenRefiner
 from comfy.nn import patches
 from comfy.nn.wrappers import run_wrapped
 
 TIME_WAVES = 256
 REFINER_LAYERS = 2
+TEXT, BYT5, PICTURE, KINDS = 0, 1, 2, 3  # what tokens are of
+LARGEST_TIME = 1000.0
 Options = dict[str, Any]
 
 
@@ -54,6 +58,11 @@ class HunyuanVideo(nn.Module):
         patch_size: Frames, rows and columns of a patch; rows and columns for pictures.
         vec_in_dim: Width of the pooled text y; None for networks without.
         axes_dim: Channels of a head for each axis of positions.
+        byt5: Whether it takes states of ByT5 of the texts to be written.
+        meanflow: Whether it is told the time it goes to, too; meanflow_sum: whether both times add
+            up, or their mean counts.
+        use_cond_type_embedding: Whether tokens say what they are of: text, ByT5, a picture.
+        vision_in_dim: Width of an image encoder's states; None for networks without.
         The others: as of FLUX.
     """
 
@@ -75,13 +84,18 @@ class HunyuanVideo(nn.Module):
         theta: float = 256,
         qkv_bias: bool = True,
         guidance_embed: bool = True,
+        byt5: bool = False,
+        meanflow: bool = False,
+        use_cond_type_embedding: bool = False,
+        vision_in_dim: int | None = None,
+        meanflow_sum: bool = False,
         dtype: Any = None,
         device: Any = None,
         operations: Any = ops.disable_weight_init,
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        _refuse_relatives(kwargs)
+        del kwargs  # what else a configuration says
         if sum(axes_dim) * num_heads != hidden_size:
             raise ValueError(
                 f"axes_dim {list(axes_dim)} of {num_heads} heads do not add up to {hidden_size} "
@@ -99,6 +113,16 @@ class HunyuanVideo(nn.Module):
         self.guidance_in: MLPEmbedder | None = None
         if guidance_embed:
             self.guidance_in = MLPEmbedder(TIME_WAVES, hidden_size, **parts)
+        self.meanflow_sum = meanflow_sum
+        self.time_r_in = MLPEmbedder(TIME_WAVES, hidden_size, **parts) if meanflow else None
+        self.byt5_in = ByT5Mapper(hidden_size, parts) if byt5 else None
+        self.vision_in: VisionProjection | None = None
+        if vision_in_dim is not None:
+            self.vision_in = VisionProjection(vision_in_dim, hidden_size, parts)
+        self.cond_type_embedding: nn.Module | None = None
+        if use_cond_type_embedding:
+            place = {"dtype": dtype, "device": device}
+            self.cond_type_embedding = operations.Embedding(KINDS, hidden_size, **place)
         self.txt_in = TokenRefiner(context_in_dim, hidden_size, num_heads, REFINER_LAYERS, parts)
         sizes = (hidden_size, num_heads, mlp_ratio)
         self.double_blocks = nn.ModuleList(
@@ -137,10 +161,13 @@ class HunyuanVideo(nn.Module):
         timestep: Tensor,
         context: Tensor,
         y: Tensor | None = None,
+        txt_byt5: Tensor | None = None,
+        clip_fea: Tensor | None = None,
         guidance: Tensor | None = None,
         attention_mask: Tensor | None = None,
         guiding_frame_index: Tensor | None = None,
         ref_latent: Tensor | None = None,
+        disable_time_r: bool = False,
         control: Options | None = None,
         transformer_options: Options | None = None,
         **kwargs: Any,
@@ -151,16 +178,18 @@ class HunyuanVideo(nn.Module):
             x: Noisy latent ``[B, C, T, H, W]``, for pictures ``[B, C, H, W]``.
             timestep: Times ``[B]`` in 0..1000.
             context, y: Text tokens ``[B, L, D]`` and pooled text ``[B, V]``.
+            txt_byt5, clip_fea: States of ByT5 and of an image encoder ``[B, L, D]``.
             guidance: Distilled guidance strength ``[B]``.
             attention_mask: 1 for tokens, 0 for padding ``[B, L]``.
             guiding_frame_index: Time of the first frame, where it is given.
             ref_latent: A picture to look at ``[B, C, 1, H, W]``.
+            disable_time_r: Whether the time it goes to is not told.
         """
         options = {} if transformer_options is None else transformer_options
         return run_wrapped(
             self._forward, self, "diffusion_model", options,
-            x, timestep, context, y, guidance, attention_mask, guiding_frame_index, ref_latent,
-            control, options, **kwargs,
+            x, timestep, context, y, txt_byt5, clip_fea, guidance, attention_mask,
+            guiding_frame_index, ref_latent, disable_time_r, control, options, **kwargs,
         )  # fmt: skip
 
     def _forward(
@@ -169,10 +198,13 @@ class HunyuanVideo(nn.Module):
         timestep: Tensor,
         context: Tensor,
         y: Tensor | None = None,
+        txt_byt5: Tensor | None = None,
+        clip_fea: Tensor | None = None,
         guidance: Tensor | None = None,
         attention_mask: Tensor | None = None,
         guiding_frame_index: Tensor | None = None,
         ref_latent: Tensor | None = None,
+        disable_time_r: bool = False,
         control: Options | None = None,
         transformer_options: Options | None = None,
         **kwargs: Any,
@@ -189,13 +221,15 @@ class HunyuanVideo(nn.Module):
             places[..., 2] += whole.shape[-1] // self.patch_size[-1]
             img, ids = torch.cat([seen, img], dim=1), torch.cat([places, ids], dim=1)
             before = seen.shape[1]
-        vec = self._vector(timestep, guidance, y, guiding_frame_index, img)
+        goal = None if disable_time_r else self._goal(timestep, options)
+        vec = self._vector(timestep, goal, guidance, y, guiding_frame_index, img)
         shared: Options = {"transformer_options": options}
         dims = None
         if guiding_frame_index is not None:  # the given frame has a time of its own
             frame = before + math.prod(whole.shape[-2:]) // math.prod(self.patch_size[-2:])
             dims = [(0, frame, 0), (frame, None, 1)]
         txt = self.txt_in(context, timestep, attention_mask)
+        txt, attention_mask = self._with_others(txt, attention_mask, txt_byt5, clip_fea)
         text_ids = ids.new_zeros(ids.shape[0], txt.shape[1], ids.shape[2])
         shared["pe"] = self.pe_embedder(torch.cat([ids, text_ids], dim=1))
         shared["attn_mask"] = _mask(attention_mask, img)
@@ -206,9 +240,54 @@ class HunyuanVideo(nn.Module):
         out = self.unpatched(out[:, before:], whole.shape)
         return out[tuple(slice(size) for size in (*out.shape[:2], *x.shape[2:]))]
 
+    def _with_others(
+        self,
+        txt: Tensor,
+        mask: Tensor | None,
+        txt_byt5: Tensor | None,
+        clip_fea: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Text tokens with those of ByT5 and of a picture, none of which is hidden, and the mask.
+
+        Where tokens say what they are of, the picture's come first and the text's last.
+        """
+        kinds = self.cond_type_embedding
+        front: list[Tensor] = []
+        back: list[Tensor] = []
+        if kinds is not None:
+            txt = self._of_kind(txt, TEXT)
+        if self.byt5_in is not None and txt_byt5 is not None:
+            (back if kinds is None else front).append(self._of_kind(self.byt5_in(txt_byt5), BYT5))
+        if self.vision_in is not None and clip_fea is not None:
+            front.insert(0, self._of_kind(self.vision_in(clip_fea), PICTURE))
+        if mask is not None:
+            before, behind = (
+                mask.new_ones(mask.shape[0], sum(part.shape[1] for part in parts))
+                for parts in (front, back)
+            )
+            mask = torch.cat([before, mask, behind], dim=1)
+        return torch.cat([*front, txt, *back], dim=1), mask
+
+    def _of_kind(self, tokens: Tensor, kind: int) -> Tensor:
+        if self.cond_type_embedding is None:
+            return tokens
+        numbers = torch.full(tokens.shape[:2], kind, dtype=torch.long, device=tokens.device)
+        return tokens + self.cond_type_embedding(numbers).to(tokens.dtype)
+
+    def _goal(self, times: Tensor, options: Options) -> Tensor | None:
+        """The time ``[1]`` that a step goes to, for networks that are told; None outside a run."""
+        sigmas, steps = options.get("sigmas"), options.get("sample_sigmas")
+        if self.time_r_in is None or sigmas is None or steps is None:
+            return None
+        here = torch.nonzero(steps == sigmas[0].to(steps)).flatten()
+        if not len(here) or int(here[0]) + 1 >= len(steps):
+            return None
+        return steps[int(here[0]) + 1].reshape(1).to(times) * LARGEST_TIME
+
     def _vector(
         self,
         times: Tensor,
+        goal: Tensor | None,
         guidance: Tensor | None,
         y: Tensor | None,
         first_time: Tensor | None,
@@ -216,14 +295,17 @@ class HunyuanVideo(nn.Module):
     ) -> Tensor:
         """What modulates all blocks ``[B, D]``; with a time of the first frame ``[B, 2, D]``."""
 
-        def embedded(given: Tensor) -> Tensor:
+        def embedded(given: Tensor, embedder: nn.Module) -> Tensor:
             waves = timestep_embedding(given, TIME_WAVES, time_factor=1.0)
-            made: Tensor = self.time_in(waves.to(like.dtype))
+            made: Tensor = embedder(waves.to(like.dtype))
             return made
 
-        vec = embedded(times)
+        vec = embedded(times, self.time_in)
+        if self.time_r_in is not None and goal is not None:
+            both = vec + embedded(goal, self.time_r_in)
+            vec = both if self.meanflow_sum else both / 2
         if first_time is not None:
-            vec = torch.stack([embedded(first_time).expand_as(vec), vec], dim=1)
+            vec = torch.stack([embedded(first_time, self.time_in).expand_as(vec), vec], dim=1)
         added = []
         if self.vector_in is not None and self.vec_in_dim is not None:
             pooled = like.new_zeros(like.shape[0], self.vec_in_dim) if y is None else y
@@ -299,10 +381,3 @@ def _mask(attention_mask: Tensor | None, img: Tensor) -> Tensor | None:
     added.masked_fill_(hidden, torch.finfo(img.dtype).min)
     plain = added.new_zeros(added.shape[0], img.shape[1])
     return torch.cat([plain, added], dim=1)[:, None, None]
-
-
-def _refuse_relatives(options: Options) -> None:
-    """Raise ValueError for networks of this layout that have more inputs."""
-    wanted = [name for name in ("byt5", "meanflow", "vision_in_dim") if options.get(name)]
-    if wanted:
-        raise ValueError(f"HunyuanVideo's network has no {', '.join(wanted)}")

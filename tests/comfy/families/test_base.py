@@ -12,13 +12,19 @@ from torch import Tensor
 
 from comfy import conds
 from comfy.families import (
+    auraflow,
     chroma,
     detection,
     flux,
     flux2,
     hunyuan3d,
+    hunyuan_image,
     hunyuan_video,
+    hunyuan_video15,
+    kandinsky5,
     ltxv,
+    lumina2,
+    omnigen2,
     pixart,
     qwen_image,
     sd3,
@@ -100,6 +106,15 @@ HUNYUAN3D = {
     "depth_single_blocks": 1,
 }
 
+HUNYUAN_IMAGE = {
+    **HUNYUAN_VIDEO, "in_channels": 64, "out_channels": 64, "patch_size": [1, 1],
+    "vec_in_dim": None, "axes_dim": [8, 8], "byt5": True,
+}  # fmt: skip
+HUNYUAN_VIDEO15 = {
+    **HUNYUAN_VIDEO, "in_channels": 65, "out_channels": 32, "patch_size": [1, 1, 1],
+    "vec_in_dim": None, "vision_in_dim": 8, "byt5": True,
+}  # fmt: skip
+
 WAN = {
     "model_type": "t2v",
     "in_dim": 16,
@@ -119,6 +134,7 @@ QWEN = {
     "joint_attention_dim": 16,
     "axes_dims_rope": [4, 6, 6],
 }
+WITHOUT_NETWORK = {"disable_unet_model_creation": True}
 Z_IMAGE = {
     "dim": 64,
     "n_layers": 1,
@@ -136,6 +152,7 @@ OWN_LAYOUT = {
     "text_dim",
     "joint_attention_dim",
     "cap_feat_dim",
+    "disable_unet_model_creation",
 }
 WAN_VACE = {**WAN, "model_type": "vace", "vace_layers": 1, "vace_in_dim": 96}
 
@@ -177,6 +194,8 @@ CASES = {
     "pixart": (pixart.PixArtAlpha, PIXART),
     "hunyuan_video": (hunyuan_video.HunyuanVideo, HUNYUAN_VIDEO),
     "hunyuan_video_i2v": (hunyuan_video.HunyuanVideoI2V, HUNYUAN_VIDEO),
+    "hunyuan_image21": (hunyuan_image.HunyuanImage21, HUNYUAN_IMAGE),
+    "hunyuan_video15": (hunyuan_video15.HunyuanVideo15, HUNYUAN_VIDEO15),
     "skyreels": (hunyuan_video.HunyuanVideoSkyreelsI2V, HUNYUAN_VIDEO),
     "flux_fill": (flux.FluxInpaint, {**FLUX, "in_channels": 96}),
     "flux_fill_nomask": (flux.FluxInpaint, {**FLUX, "in_channels": 96}),
@@ -186,6 +205,10 @@ CASES = {
     "chroma": (chroma.Chroma, CHROMA),
     "qwen_image": (qwen_image.QwenImage, QWEN),
     "z_image": (qwen_image.ZImage, Z_IMAGE),
+    "lumina2": (lumina2.Lumina2, Z_IMAGE),
+    "auraflow": (auraflow.AuraFlow, WITHOUT_NETWORK),
+    "omnigen2": (omnigen2.Omnigen2, WITHOUT_NETWORK),
+    "kandinsky5": (kandinsky5.Kandinsky5, WITHOUT_NETWORK),
     "wan_i2v_noimage": (wan.WAN21_I2V, {**WAN, "model_type": "i2v", "in_dim": 36}),
     "wan_i2v": (wan.WAN21_I2V, {**WAN, "model_type": "i2v", "in_dim": 36}),
     "wan_i2v_mask4": (wan.WAN21_I2V, {**WAN, "model_type": "i2v", "in_dim": 36}),

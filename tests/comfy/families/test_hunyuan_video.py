@@ -14,7 +14,7 @@ from torch import Tensor
 
 from comfy import loading, text_loading
 from comfy.families.family import BrokenModelError
-from comfy.families.hunyuan_video import read_hunyuan_config, usual_key
+from comfy.families.hunyuan_layout import read_hunyuan_config, usual_key
 from comfy.ldm.autoencoder.layers import AutoencoderConfig
 from comfy.ldm.clip.text import CLIPTextModel
 from comfy.ldm.hunyuan_video.model import HunyuanVideo
