@@ -22,6 +22,8 @@ import folder_paths
 from comfy import progress
 from comfy.cli_args import LatentPreviewMethod, args
 from comfy.taesd.taesd import TAESD
+from comfy.weights.errors import WeightFileError
+from comfy.weights.state_dict import load_torch_file
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +31,12 @@ PREVIEW_FORMAT = "JPEG"
 PREVIEW_INTERVAL_S = 0.1
 """Shortest time between two previews of a run; the last step is shown in any case."""
 PREVIEW_SHARE = 0.02
-"""Largest share of a run's time that previews take: after a slow one (a decoder on the CPU) the
-next waits longer, be it the last."""
+"""Largest share of a run's time that previews take: after a slow one the next waits longer, be it
+the last."""
+SENDING_S = 0.003
+"""What a server takes to enlarge, encode and send a picture, beside the network on other cores."""
+CORNER = 8
+"""Side of the part of a latent, in cells, by which a decoder is timed before it is used."""
 
 STRIP_FRAMES = 4
 """Frames of a video that its preview shows."""
@@ -74,9 +80,19 @@ class TAESDPreviewerImpl(LatentPreviewer):
 
     def __init__(self, taesd: Any) -> None:
         self.taesd = taesd
+        self._cell_s: float | None = None
 
     def decode_latent_to_preview(self, x0: Tensor) -> Image.Image:
-        return preview_to_image(self.taesd.decode(x0[:1])[0].movedim(0, 2))
+        start_s = time.monotonic()
+        picture = preview_to_image(self.taesd.decode(x0[:1])[0].movedim(0, 2))
+        self._cell_s = (time.monotonic() - start_s) / (x0.shape[-2] * x0.shape[-1])
+        return picture
+
+    def expected_s(self, x0: Tensor) -> float:
+        """Seconds that a picture of x0 will take, by the last one, or by a corner of x0."""
+        if self._cell_s is None:
+            self.decode_latent_to_preview(x0[..., :CORNER, :CORNER])
+        return (self._cell_s or 0.0) * x0.shape[-2] * x0.shape[-1]
 
 
 class Latent2RGBPreviewer(LatentPreviewer):
@@ -126,6 +142,10 @@ def get_previewer(device: torch.device, latent_format: Any) -> LatentPreviewer |
         previewer = _taesd_previewer(device, latent_format)
         if previewer is not None:
             return previewer
+    return _linear_previewer(latent_format)
+
+
+def _linear_previewer(latent_format: Any) -> Latent2RGBPreviewer | None:
     if latent_format.latent_rgb_factors is None:
         return None
     return Latent2RGBPreviewer(
@@ -143,16 +163,25 @@ def _taesd_previewer(device: torch.device, latent_format: Any) -> TAESDPreviewer
         wanted = f"{name}.safetensors" if name else "decoder for this latent space"
         logger.warning("no %s in models/vae_approx: previews use latent2rgb", wanted)
         return None
+    if latent_format.latent_dimensions != 2:
+        logger.warning("%s decodes video, previews single frames: they use latent2rgb", file)
+        return None
     path = folder_paths.get_full_path_or_raise("vae_approx", file)
-    return TAESDPreviewerImpl(_decoder(path, latent_format.latent_channels).to(device))
+    try:
+        return _decoder(path, latent_format.latent_channels, device)
+    except (WeightFileError, OSError, RuntimeError) as error:
+        logger.warning(
+            "previews use latent2rgb: %s is no decoder that can be read: %s", file, error
+        )
+        return None
 
 
 @functools.lru_cache(maxsize=1)
-def _decoder(path: str, channels: int) -> TAESD:
+def _decoder(path: str, channels: int, device: torch.device) -> TAESDPreviewerImpl:
     """The decoder of a file; the last one is kept, since each run asks again."""
-    taesd = TAESD(encoder_path=None, decoder_path=path, latent_channels=channels)
-    taesd.eval()
-    return taesd
+    taesd = TAESD(latent_channels=channels)
+    taesd.taesd_decoder.load_state_dict(load_torch_file(path))
+    return TAESDPreviewerImpl(taesd.eval().to(device))
 
 
 def preview_of(previewer: LatentPreviewer, x0: Any) -> PreviewImage:
@@ -180,6 +209,51 @@ def preview_of(previewer: LatentPreviewer, x0: Any) -> PreviewImage:
     return (PREVIEW_FORMAT, strip, args.preview_size)
 
 
+class Pace:
+    """When a run shows previews, and by which previewer.
+
+    A decoder shows its first picture when a share of the time so far pays for it; until then the
+    linear map stands in.
+
+    Args:
+        previewer: The one that was asked for.
+        stand_in: The linear map, or None.
+    """
+
+    def __init__(self, previewer: LatentPreviewer | None, stand_in: LatentPreviewer | None) -> None:
+        self.previewer, self.stand_in = previewer, stand_in
+        self._start_s = time.monotonic()
+        self._next_s = self._last_s = self._spent_s = 0.0
+        self._has_decoded = False
+
+    def preview(self, x0: Any, is_last: bool) -> PreviewImage | None:
+        """A preview of a step's clean estimate, if it is time for one."""
+        if self.previewer is None:
+            return None
+        now_s = time.monotonic()
+        if now_s < self._next_s and not (is_last and self._last_s < PREVIEW_INTERVAL_S):
+            return None
+        previewer = self._affordable(x0, now_s)
+        if previewer is None:
+            return None
+        preview = preview_of(previewer, x0)
+        self._last_s = time.monotonic() - now_s
+        self._spent_s += self._last_s
+        wait_s = (self._last_s + SENDING_S) / PREVIEW_SHARE
+        self._next_s = now_s + max(PREVIEW_INTERVAL_S, wait_s)
+        return preview
+
+    def _affordable(self, x0: Any, now_s: float) -> LatentPreviewer | None:
+        if not isinstance(self.previewer, TAESDPreviewerImpl):
+            return self.previewer
+        shown = x0.unbind()[0] if getattr(x0, "is_nested", False) else x0
+        cost_s = self._spent_s + self.previewer.expected_s(shown)
+        if cost_s <= PREVIEW_SHARE * (now_s - self._start_s):
+            self._has_decoded = True
+            return self.previewer
+        return None if self._has_decoded else self.stand_in
+
+
 def prepare_callback(
     model: Any, steps: int, x0_output_dict: dict[str, Tensor] | None = None
 ) -> StepCallback:
@@ -193,9 +267,10 @@ def prepare_callback(
     Returns:
         callback(step, x0, x, total).
     """
-    previewer = get_previewer(model.load_device, model.model.latent_format)
+    latent_format = model.model.latent_format
+    previewer = get_previewer(model.load_device, latent_format)
+    pace = Pace(previewer, _linear_previewer(latent_format))
     bar = progress.ProgressBar(steps)
-    next_preview_s = spent_s = 0.0
 
     def callback(
         step: int,
@@ -205,13 +280,7 @@ def prepare_callback(
     ) -> None:
         if x0_output_dict is not None:
             x0_output_dict["x0"] = x0
-        nonlocal next_preview_s, spent_s
-        preview, now_s = None, time.monotonic()
-        is_last = step + 1 >= total_steps and spent_s < PREVIEW_INTERVAL_S
-        if previewer is not None and (now_s >= next_preview_s or is_last):
-            preview = preview_of(previewer, x0)
-            spent_s = time.monotonic() - now_s
-            next_preview_s = now_s + max(PREVIEW_INTERVAL_S, spent_s / PREVIEW_SHARE)
+        preview = pace.preview(x0, is_last=step + 1 >= total_steps)
         bar.update_absolute(step + 1, total_steps, preview)
 
     return callback

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 import latent_preview
 from comfy import latent_formats, progress
 from comfy.cli_args import LatentPreviewMethod, args
+from comfy.taesd.taesd import TAESD
 
 CPU = torch.device("cpu")
 
@@ -139,23 +142,109 @@ def test_the_callback_moves_the_bar_and_hands_over_the_picture(
     assert kept["x0"] is latent
 
 
-@pytest.mark.parametrize(("cost_s", "step_s", "shown"), [(0.001, 0.05, 51), (0.5, 0.9, 4)])
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time previews go by, moved by hand."""
+    now = [0.0]
+    monkeypatch.setattr(latent_preview, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+@pytest.mark.parametrize(("cost_s", "step_s", "shown"), [(0.001, 0.05, 26), (0.5, 0.9, 4)])
 def test_previews_are_rare_enough_to_cost_next_to_nothing(
-    monkeypatch: pytest.MonkeyPatch, cost_s: float, step_s: float, shown: int
+    monkeypatch: pytest.MonkeyPatch, clock: list[float], cost_s: float, step_s: float, shown: int
 ) -> None:
-    clock, previews = [0.0], []
+    previews = []
 
     def slow(previewer: Any, x0: Tensor) -> None:
         previews.append(clock[0])
         clock[0] += cost_s
 
     monkeypatch.setattr(latent_preview, "preview_of", slow)
-    monkeypatch.setattr(latent_preview, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     callback = latent_preview.prepare_callback(Patcher(), 101)
     for step in range(101):
         clock[0] += step_s
         callback(step, torch.zeros(1, 4, 2, 2), torch.zeros(1, 4, 2, 2), 101)
     assert len(previews) == shown
-    assert (len(previews) - 2) * cost_s <= latent_preview.PREVIEW_SHARE * clock[
-        0
-    ]  # the first knows no cost yet
+    spent_s = (len(previews) - 2) * (cost_s + latent_preview.SENDING_S)
+    assert spent_s <= latent_preview.PREVIEW_SHARE * clock[0]  # the first knows no cost yet
+
+
+def put_decoder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str = "taesd_decoder.safetensors"
+) -> Path:
+    """A decoder without training where previews look for it."""
+    path = tmp_path / name
+    weights = {key: value.clone() for key, value in TAESD().taesd_decoder.state_dict().items()}
+    (torch.save if path.suffix == ".pth" else save_file)(weights, path)
+    monkeypatch.setattr(args, "preview_method", LatentPreviewMethod.TAESD)
+    monkeypatch.setattr("folder_paths.get_filename_list", lambda kind: [name])
+    monkeypatch.setattr("folder_paths.get_full_path_or_raise", lambda kind, file: str(path))
+    latent_preview._decoder.cache_clear()
+    return path
+
+
+@pytest.mark.parametrize("name", ["taesd_decoder.safetensors", "taesd_decoder.pth"])
+def test_a_decoder_makes_pictures_of_eight_times_the_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    put_decoder(monkeypatch, tmp_path, name)
+    previewer = latent_preview.get_previewer(CPU, latent_formats.SD15())
+    assert isinstance(previewer, latent_preview.TAESDPreviewerImpl)
+    assert previewer.decode_latent_to_preview(torch.zeros(2, 4, 3, 2)).size == (16, 24)
+
+
+def test_a_broken_decoder_does_not_stop_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = put_decoder(monkeypatch, tmp_path)
+    for broken in (b"<html>not found</html>", path.read_bytes()[:1000]):
+        path.write_bytes(broken)
+        previewer = latent_preview.get_previewer(CPU, latent_formats.SD15())
+        assert isinstance(previewer, latent_preview.Latent2RGBPreviewer)
+    save_file({"0.weight": torch.zeros(2)}, path)
+    previewer = latent_preview.get_previewer(CPU, latent_formats.SD15())
+    assert isinstance(previewer, latent_preview.Latent2RGBPreviewer)
+    assert caplog.text.count("taesd_decoder.safetensors is no decoder that can be read") == 3
+
+
+def test_a_decoder_of_video_does_not_stop_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_decoder(monkeypatch, tmp_path, "lighttaew2_1.safetensors")
+    previewer = latent_preview.get_previewer(CPU, latent_formats.Wan21())
+    assert isinstance(previewer, latent_preview.Latent2RGBPreviewer)
+    assert "lighttaew2_1.safetensors decodes video" in caplog.text
+
+
+def test_a_decoder_waits_until_the_run_can_pay_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clock: list[float]
+) -> None:
+    put_decoder(monkeypatch, tmp_path)
+    cells_s, shown = 0.5 / 64**2, []  # half a second for a picture of 512 pixels
+
+    def decode(self: Any, x: Tensor, **_: Any) -> Tensor:
+        clock[0] += cells_s * x.shape[-2] * x.shape[-1]
+        return torch.zeros(1, 3, 8 * x.shape[-2], 8 * x.shape[-1])
+
+    monkeypatch.setattr(TAESD, "decode", decode)
+    made: Any = latent_preview.preview_of
+
+    def noted(previewer: Any, x0: Tensor) -> Any:
+        shown.append((clock[0], type(previewer).__name__))
+        return made(previewer, x0)
+
+    monkeypatch.setattr(latent_preview, "preview_of", noted)
+    for steps in (20, 60):  # the second run knows the cost from the first
+        shown.clear()
+        start_s = clock[0]
+        callback = latent_preview.prepare_callback(Patcher(), steps)
+        for step in range(steps):
+            clock[0] += 1.0
+            callback(step, torch.zeros(1, 4, 64, 64), torch.zeros(1, 4, 64, 64), steps)
+        decoded = [time - start_s for time, name in shown if name == "TAESDPreviewerImpl"]
+        stood_in = [time - start_s for time, name in shown if name != "TAESDPreviewerImpl"]
+        assert len(decoded) * 0.5 <= latent_preview.PREVIEW_SHARE * (clock[0] - start_s)
+        assert len(stood_in) >= 19
+        assert not decoded or max(stood_in) < min(decoded)
+    assert len(decoded) == 2
