@@ -33,6 +33,11 @@ def is_equal(x: Any, y: Any) -> bool:
     return bool(x == y)
 
 
+def _fitted(tensor: Tensor, batch_size: int, facts: dict[str, Any]) -> Tensor:
+    """A tensor repeated to a batch, beside the latent: code of packs joins it with what is there."""
+    return resize.repeat_to_batch_size(tensor.to(facts.get("device")), batch_size)
+
+
 class CONDRegular:
     """A tensor [B, ...] that is repeated to the batch; equal shapes can share a call."""
 
@@ -43,8 +48,10 @@ class CONDRegular:
         return self.__class__(cond)
 
     def process_cond(self, batch_size: int, **kwargs: Any) -> CONDRegular:
-        """Fit to a batch; `area` in kwargs is the cut the entry applies to, or None."""
-        return self._copy_with(resize.repeat_to_batch_size(self.cond, batch_size))
+        """Fit to a batch; in kwargs `device` is the latent's, and `area` the cut the entry applies
+        to, or None.
+        """
+        return self._copy_with(_fitted(self.cond, batch_size, kwargs))
 
     def can_concat(self, other: Any) -> bool:
         return self.cond.shape == other.cond.shape and self.cond.device == other.cond.device
@@ -67,7 +74,7 @@ class CONDNoiseShape(CONDRegular):
             axes = len(area) // 2
             for axis in range(axes):
                 data = data.narrow(axis + 2, area[axis + axes], area[axis])
-        return self._copy_with(resize.repeat_to_batch_size(data, batch_size))
+        return self._copy_with(_fitted(data, batch_size, kwargs))
 
 
 class CONDCrossAttn(CONDRegular):
@@ -112,9 +119,7 @@ class CONDList(CONDRegular):
     """A list of tensors [B, ...]; lists of equal shapes can share a call."""
 
     def process_cond(self, batch_size: int, **kwargs: Any) -> CONDRegular:
-        return self._copy_with(
-            [resize.repeat_to_batch_size(item, batch_size) for item in self.cond]
-        )
+        return self._copy_with([_fitted(item, batch_size, kwargs) for item in self.cond])
 
     def can_concat(self, other: Any) -> bool:
         if len(self.cond) != len(other.cond):

@@ -247,11 +247,13 @@ def load_for_run(models: Sequence[Any], instead_of: float = 0) -> None:
         models: All that the run needs from here on.
         instead_of: Bytes the run asked for beside the weights, which some of these models are.
     """
-    asked = [e.run_memory for e in current_loaded_models if any(e.is_of(m) for m in models)]
-    wished = max((memory_required for memory_required, _ in asked), default=0)
-    needed = max((a if b is None else b for a, b in asked), default=0)
+    entries = [e for e in current_loaded_models if any(e.is_of(m) for m in models)]
+    wished = max((e.run_memory[0] for e in entries), default=0)
+    needed = max((a if b is None else b for a, b in (e.run_memory for e in entries)), default=0)
     load_models_gpu(models, max(0, wished - instead_of),
                     minimum_memory_required=max(0, needed - instead_of))  # fmt: skip
+    for entry in entries:
+        entry.run_memory = (wished, needed)  # what the run asked for, should this be said again
 
 
 def _expand(models: Iterable[Any]) -> list[Any]:

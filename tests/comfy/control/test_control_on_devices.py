@@ -16,7 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import comfy.controlnet
 import comfy.sample
+import comfy.utils
 from comfy import loading
 from comfy.control.base import ControlBase
 from comfy.control.loading import load_controlnet_state_dict
@@ -214,3 +216,114 @@ def test_a_control_lora_costs_a_run_what_it_says(model: Any, accelerator: Any) -
     assert during[1] == 2, "the control network is one of the run's models"
     assert residency.loaded_models() == [view]
     assert view.loaded_size() == during[0] > 0
+
+
+class Keyframed:
+    """What a pack puts before the classes of control networks: strengths by step and block."""
+
+    keyframes: list[tuple[float, float]]
+    weights: list[float]
+
+    def become(self, control: Any, keyframes: list[tuple[float, float]]) -> Any:
+        control.copy_to(self)
+        self.keyframes, self.weights, self.starts = keyframes, [1.0, 0.5, 0.25, 0.8], []
+        self.told: list[str] = []
+        return self
+
+    def copy(self) -> Any:
+        lora = isinstance(self, comfy.controlnet.ControlLora)
+        new = type(self)(self.control_weights) if lora else type(self)(None)
+        if not lora:
+            new.control_model = self.control_model
+            new.control_model_wrapped = self.control_model_wrapped.clone()
+            new.manual_cast_dtype = self.manual_cast_dtype
+        return new.become(self, self.keyframes)
+
+    def pre_run(self, model: Any, percent_to_timestep_function: Any) -> None:
+        super().pre_run(model, percent_to_timestep_function)
+        self.starts = [percent_to_timestep_function(start) for start, _ in self.keyframes]
+        self.told.append("pre_run")
+
+    def cleanup(self) -> None:
+        super().cleanup()
+        self.starts = []
+        self.told.append("cleanup")
+
+    def get_control(self, x_noisy: Tensor, t: Tensor, cond: Any, batched_number: int,
+                    transformer_options: Any) -> Any:  # fmt: skip
+        before = None
+        if self.previous_controlnet is not None:
+            before = self.previous_controlnet.get_control(
+                x_noisy, t, cond, batched_number, transformer_options
+            )
+        dtype = self.manual_cast_dtype or self.control_model.dtype
+        size = [side * self.compression_ratio for side in x_noisy.shape[-2:]]
+        if self.cond_hint is None:
+            hint = comfy.utils.common_upscale(
+                self.cond_hint_original, size[1], size[0], "nearest-exact", "center"
+            )
+            self.cond_hint = hint.to(device=x_noisy.device, dtype=dtype)
+        hint = comfy.controlnet.broadcast_image_to(self.cond_hint, x_noisy.shape[0], batched_number)
+        sampling = self.model_sampling_current
+        control = self.control_model(
+            x=sampling.calculate_input(t, x_noisy).to(dtype), hint=hint,
+            timesteps=sampling.timestep(t).float(), context=cond["c_crossattn"].to(dtype), y=None,
+        )  # fmt: skip
+        current = max(i for i, start in enumerate(self.starts) if t[0] <= start)
+        self.now = self.keyframes[current][1]
+        return self.control_merge(control, before, output_dtype=None)
+
+    def control_merge(self, control: Any, control_prev: Any, output_dtype: Any) -> Any:
+        for part, residuals in control.items():
+            control[part] = [None if r is None else r * self.now * self.weights[i % 4]
+                             for i, r in enumerate(residuals)]  # fmt: skip
+        return super().control_merge(control, control_prev, output_dtype)
+
+
+class KeyframedNet(Keyframed, comfy.controlnet.ControlNet):
+    pass
+
+
+class KeyframedLora(Keyframed, comfy.controlnet.ControlLora):
+    pass
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_control_networks_that_a_pack_subclasses_run_in_chains_wherever_the_weights_are(
+    model: Any, accelerator: Any, kind: type[ModelPatcher]
+) -> None:
+    keyframes = [(0.0, 1.0), (0.4, 0.3)]
+    vanilla, low_rank = whole_network(model), control_lora(model)
+    net = KeyframedNet(vanilla.control_model, manual_cast_dtype=vanilla.manual_cast_dtype)
+    net.become(vanilla, keyframes)
+    chain = KeyframedLora(low_rank.control_weights).become(low_rank, keyframes)
+    before = snapshot(model.model), snapshot(vanilla.control_model)
+    views = variants(model, ModelPatcher, torch.device(f"{accelerator.NAME}:0"))
+    copies: list[Any] = []
+
+    def run(view: Any) -> Tensor:
+        first = net.copy().set_cond_hint(1 - HINT, 0.5)
+        last = chain.copy().set_cond_hint(HINT, 0.8).set_previous_controlnet(first)
+        copies[:] = [first, last]
+        options = {"control": last, "control_apply_to_uncond": False}
+        conds = [[[tensor, dict(options)]] for tensor in (POSITIVE, NEGATIVE)]
+        latent = torch.zeros(1, 4, 8, 8)
+        noise = comfy.sample.prepare_noise(latent, 3, None)
+        return comfy.sample.sample(view, noise, 2, 4.0, "euler", "normal", *conds, latent,
+                                   disable_pbar=True, seed=3)  # fmt: skip
+
+    want = {key: run(view) for key, view in views.items()}
+    assert not close(want["plain"], sample(views["plain"], low_rank))
+    for index, capacity in ((0, LITTLE), (1, 1 << 30), (1, LITTLE)):
+        residency.unload_all_models()
+        accelerator.set_capacity(capacity, index)
+        views = variants(model, kind, torch.device(f"{accelerator.NAME}:{index}"))
+        for key in ("patched", "plain"):
+            assert close(run(views[key]), want[key]), (index, capacity, key)
+            assert all(control.told[-1] == "cleanup" for control in copies)
+    residency.unload_all_models()
+    copies.clear()
+    gc.collect()
+    assert torch.accelerator.memory_allocated(0) == torch.accelerator.memory_allocated(1) == 0
+    assert_untouched(model.model, before[0])
+    assert_untouched(vanilla.control_model, before[1])
