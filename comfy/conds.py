@@ -34,7 +34,7 @@ def is_equal(x: Any, y: Any) -> bool:
 
 
 def _fitted(tensor: Tensor, batch_size: int, facts: dict[str, Any]) -> Tensor:
-    """A tensor repeated to a batch, beside the latent: code of packs joins it with what is there."""
+    """A tensor repeated to a batch, on the latent's device: packs join it with what is there."""
     return resize.repeat_to_batch_size(tensor.to(facts.get("device")), batch_size)
 
 
