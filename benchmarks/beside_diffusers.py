@@ -1,4 +1,4 @@
-"""Sampling steps of a full-size Stable Diffusion 1.5 UNet beside the same network of diffusers.
+"""Sampling steps of a full-size UNet (Stable Diffusion 1.5, XL) beside the same one of diffusers.
 
 Both networks hold the same random weights and work on the same latent, text contexts and sigmas, in
 turn: our step is one of a KSampler run (euler, cfg: batching, guidance and solver included), theirs
@@ -26,6 +26,62 @@ from benchmarks.full_size_checkpoint import AUTOENCODER, UNET
 GOAL_RATIO = 1.03
 CFG = 7.0
 
+XL_UNET: dict[str, Any] = {
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 320,
+    "num_res_blocks": [2, 2, 2],
+    "channel_mult": [1, 2, 4],
+    "transformer_depth": [0, 0, 2, 2, 10, 10],
+    "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
+    "transformer_depth_middle": 10,
+    "context_dim": 2048,
+    "num_head_channels": 64,
+    "use_linear_in_transformer": True,
+    "adm_in_channels": 2816,
+    "num_classes": "sequential",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A size of network.
+
+    Attributes:
+        config: Our configuration.
+        theirs: Arguments of diffusers' class beyond the common ones.
+        pooled: Width of the pooled text, 0 for none.
+        scale: Factor between the latent that is sampled and the autoencoder's.
+    """
+
+    config: dict[str, Any]
+    theirs: dict[str, Any]
+    pooled: int
+    scale: float
+
+
+FAMILIES = {
+    "sd1": Family(
+        UNET, {"attention_head_dim": 8, "block_out_channels": (320, 640, 1280, 1280)}, 0, 0.18215
+    ),
+    "sdxl": Family(
+        XL_UNET,
+        {
+            "block_out_channels": (320, 640, 1280),
+            "down_block_types": ("DownBlock2D", *2 * ("CrossAttnDownBlock2D",)),
+            "up_block_types": (*2 * ("CrossAttnUpBlock2D",), "UpBlock2D"),
+            "transformer_layers_per_block": (1, 2, 10),
+            "attention_head_dim": (5, 10, 20),
+            "use_linear_projection": True,
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": 256,
+            "projection_class_embeddings_input_dim": 2816,
+        },
+        1280,
+        0.13025,
+    ),
+}
+
 
 class DiffusersMissing(Exception):
     """The package to compare with is not installed."""
@@ -39,12 +95,14 @@ class Rival:
         network: The network.
         memory_format: Layout of its weights and of the latent.
         x: Where its trajectory stands.
+        added: What the network takes besides the text, or None.
         seconds: Time of each forward.
     """
 
     network: Any
     memory_format: torch.memory_format
     x: Tensor
+    added: dict[str, Tensor] | None = None
     seconds: list[float] = field(default_factory=list)
 
     def step(self, context: Tensor, sigma: Tensor, sigma_next: Tensor, timestep: Tensor) -> None:
@@ -52,7 +110,9 @@ class Rival:
         scaled = torch.cat([self.x, self.x]) / (sigma**2 + 1.0).sqrt()
         scaled = scaled.contiguous(memory_format=self.memory_format)
         start = time.perf_counter()
-        eps = self.network(scaled, timestep, encoder_hidden_states=context).sample
+        eps = self.network(
+            scaled, timestep, encoder_hidden_states=context, added_cond_kwargs=self.added
+        ).sample
         self.seconds.append(time.perf_counter() - start)
         uncond, cond = eps.chunk(2)
         self.x = self.x + (uncond + (cond - uncond) * CFG) * (sigma_next - sigma)
@@ -79,7 +139,9 @@ def _our_patcher(weights: dict[str, Tensor]) -> Any:
     return loading.load_diffusion_model_state_dict(prefixed)
 
 
-def _their_network(weights: dict[str, Tensor], memory_format: torch.memory_format) -> Any:
+def _their_network(
+    family: Family, weights: dict[str, Tensor], memory_format: torch.memory_format
+) -> Any:
     """diffusers' network over the same tensors; in channels-last its convolutions are copies."""
     from comfy.weights.diffusers_unet import unet_to_diffusers
 
@@ -90,10 +152,10 @@ def _their_network(weights: dict[str, Tensor], memory_format: torch.memory_forma
             raise DiffusersMissing(str(error)) from error
     with torch.device("meta"):
         network = network_class(
-            in_channels=4, out_channels=4, cross_attention_dim=768, attention_head_dim=8,
-            block_out_channels=(320, 640, 1280, 1280),
+            in_channels=4, out_channels=4, cross_attention_dim=family.config["context_dim"],
+            **family.theirs,
         )  # fmt: skip
-    names = unet_to_diffusers(UNET)
+    names = unet_to_diffusers(family.config)
     wanted = network.state_dict().keys()
     theirs = {name: weights[ours] for name, ours in names.items() if name in wanted}
     theirs = {key: value.contiguous() for key, value in theirs.items()}
@@ -111,33 +173,50 @@ def _picture(latent: Tensor) -> Tensor:
     return (127.5 + 127.5 * picture / picture.abs().max()).round()
 
 
-def compare(size: int, steps: int, layouts: list[str]) -> Callable[[], None]:
+def _texts(family: Family, size: int) -> tuple[list[list[Any]], dict[str, Tensor] | None]:
+    """Conditioning [negative, positive], and what diffusers' network takes besides its tokens."""
+    generator = torch.Generator().manual_seed(2)
+    width = family.config["context_dim"]
+    tokens = [torch.randn(1, 77, width, generator=generator) for _ in range(2)]
+    if not family.pooled:
+        return [[[text, {}]] for text in tokens], None
+    pooled = [torch.randn(1, family.pooled, generator=generator) for _ in range(2)]
+    options = [{"pooled_output": row, "width": size, "height": size} for row in pooled]
+    sizes = torch.tensor([[size, size, 0, 0, size, size]] * 2, dtype=torch.float32)
+    added = {"text_embeds": torch.cat(pooled), "time_ids": sizes}
+    return [[[text, option]] for text, option in zip(tokens, options)], added
+
+
+def compare(
+    size: int, steps: int, layouts: list[str], family_name: str = "sd1"
+) -> Callable[[], None]:
     """Run both in turn; returns what prints the report.
 
     Args:
         size: Side of the picture in pixels.
         steps: Steps of each trajectory after one that warms caches up.
         layouts: Of "contiguous", "channels_last": how diffusers' weights lie.
+        family_name: A key of `FAMILIES`.
     Raises:
         DiffusersMissing: diffusers is not installed.
     """
     from comfy.ldm.unet.model import UNetModel
     from comfy.sampling import noise, run
 
-    weights = random_weights(UNetModel(**UNET, device="meta"))
+    family = FAMILIES[family_name]
+    weights = random_weights(UNetModel(**family.config, device="meta"))
     latent = torch.zeros(1, 4, size // 8, size // 8)
     start = noise.prepare_noise(latent, 1)
-    generator = torch.Generator().manual_seed(2)
-    positive, negative = (torch.randn(1, 77, 768, generator=generator) for _ in range(2))
+    (negative, positive), added = _texts(family, size)
     formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
     rivals = {
-        name: Rival(_their_network(weights, formats[name]), formats[name], start)
+        name: Rival(_their_network(family, weights, formats[name]), formats[name], start, added)
         for name in layouts
     }
     patcher = _our_patcher(weights)
     sampling = patcher.get_model_object("model_sampling")
     sigmas = torch.linspace(float(sampling.sigma_max), float(sampling.sigma_max) / 2, steps + 2)
-    context = torch.cat([negative, positive])
+    context = torch.cat([negative[0][0], positive[0][0]])
     for rival in rivals.values():
         rival.x = sampling.noise_scaling(sigmas[:1], start, latent)
     ours: list[float] = []
@@ -152,10 +231,10 @@ def compare(size: int, steps: int, layouts: list[str]) -> Callable[[], None]:
         began = time.perf_counter()
 
     final = run.sample(
-        patcher, start, steps + 1, CFG, "euler", "normal", [[positive, {}]], [[negative, {}]],
-        latent, sigmas=sigmas, callback=callback, disable_pbar=True, seed=1,
+        patcher, start, steps + 1, CFG, "euler", "normal", positive, negative, latent,
+        sigmas=sigmas, callback=callback, disable_pbar=True, seed=1,
     )  # fmt: skip
-    final = sampling.noise_scaling(sigmas[-1:], torch.zeros_like(final), final * 0.18215)
+    final = sampling.noise_scaling(sigmas[-1:], torch.zeros_like(final), final * family.scale)
     return lambda: _report(ours, rivals, final)
 
 

@@ -2,7 +2,8 @@
 
     python benchmarks/sampling.py [--steps 50] [--runs 5] [--size 64] [--every [NAME ...]]
         [--network-ms 0]
-    python benchmarks/sampling.py --beside-diffusers [--pixels 512] [--network-steps 3]
+    python benchmarks/sampling.py --beside-diffusers [--family sd1] [--pixels 512]
+        [--network-steps 3]
 
 The first measures everything but the network: a base model whose forward only returns a tensor is
 sampled through the same path as the KSampler node takes: guidance, batching, masks, solver, step
@@ -13,7 +14,7 @@ with one that computes for a while (`--network-ms` gives one to all). `--every` 
 whole menu, or the samplers named, and divides by model calls, not by steps.
 
 The second takes whole steps of the full-size network beside diffusers' (see beside_diffusers.py):
-8 GB of memory, 2 minutes on two cores.
+8 GB of memory, 2 minutes on two cores; `--family sdxl` 16 GB and 3 minutes.
 """
 
 # ruff: noqa: ARG002, ARG005
@@ -147,9 +148,13 @@ def every_sampler(
 def compare_with_diffusers(args: argparse.Namespace) -> None:
     from benchmarks import beside_diffusers
 
-    print(f"SD1, {args.pixels} x {args.pixels} pixels, cfg, float32, {args.threads} threads")
+    print(
+        f"{args.family}, {args.pixels} x {args.pixels} pixels, cfg, float32, {args.threads} threads"
+    )
     try:
-        report = beside_diffusers.compare(args.pixels, args.network_steps, args.layouts)
+        report = beside_diffusers.compare(
+            args.pixels, args.network_steps, args.layouts, args.family
+        )
     except beside_diffusers.DiffusersMissing as missing:
         sys.exit(f"diffusers is not installed ({missing}): python -m pip install diffusers")
     report()
@@ -167,6 +172,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--network-ms", type=float, default=0.0, help="time of a model call")
     parser.add_argument("--beside-diffusers", action="store_true", help="whole steps instead")
+    parser.add_argument("--family", choices=["sd1", "sdxl"], default="sd1", help="network there")
     parser.add_argument("--pixels", type=int, default=512, help="side of the picture there")
     parser.add_argument("--network-steps", type=int, default=3, help="steps there, after a first")
     parser.add_argument(
