@@ -15,7 +15,15 @@ CHANNELS_PER_HEAD = 64  # what every published CLIP text encoder uses
 ENCODERS = ("clip_l", "clip_g", "clip_h")
 T5_ENCODERS = ("t5xxl", "umt5xxl", "t5base", "byt5_small", "pile_t5xl")
 EVERYWHERE = ("umt5xxl", "pile_t5xl")  # each block has a table of distances
-LLM_ENCODERS = ("qwen25_7b", "qwen25_3b", "qwen3_4b", "mistral3_24b", "llama", "gemma2_2b", "gemma3_4b")
+LLM_ENCODERS = (
+    "qwen25_7b",
+    "qwen25_3b",
+    "qwen3_4b",
+    "mistral3_24b",
+    "llama",
+    "gemma2_2b",
+    "gemma3_4b",
+)
 LLM_HEAD = 128  # channels of a head where no norm tells
 GEMMA_HEAD = 256  # likewise
 VISION_HEAD = 80  # channels of a head of the picture tower of Qwen 2.5 VL

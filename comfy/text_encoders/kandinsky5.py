@@ -16,8 +16,8 @@ from comfy.text_encoders.encoder import Chunk
 from comfy.text_encoders.qwen import (
     QWEN25_7B,
     Qwen25Model,
-    QwenImageTEModel,
     QwenImageTokenizer,
+    from_words_on,
 )
 from comfy.text_encoders.several import (
     SeveralEncoders,

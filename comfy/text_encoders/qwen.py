@@ -308,9 +308,7 @@ class ZImageTEModel(SD1ClipModel):
         )
 
 
-def from_words_on(
-    told: tuple[Any, ...], chunks: Sequence[Chunk]
-) -> tuple[Tensor, dict[str, Any]]:
+def from_words_on(told: tuple[Any, ...], chunks: Sequence[Chunk]) -> tuple[Tensor, dict[str, Any]]:
     """States without the conversation's beginning, and a mask only where it hides something.
 
     Args:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from comfy.text_encoders import hunyuan_video, lumina2, mistral, omnigen2, pile_t5, qwen, tekken, umt5
+from comfy.text_encoders import (
+    hunyuan_video,
+    lumina2,
+    mistral,
+    omnigen2,
+    pile_t5,
+    qwen,
+    tekken,
+    umt5,
+)
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, EMBEDDED, find_pieces
 
 # Encoder whose vocabulary is a file -> how it is looked for in some folders.

@@ -62,8 +62,6 @@ def test_the_networks_of_one_stream_agree_with_the_reference(
     model = NextDiT(**net.constructor).eval()
     model.load_state_dict(net.weights)
     for call, args in net.calls().items():
-        if "attention_mask" in args:  # of Lumina 2, which no family loads
-            continue
         given = dict(args)
         out = model(given.pop("x"), given.pop("t"), **given)
         assert_close_to_golden(out, net.outputs[call])
