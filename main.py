@@ -234,6 +234,7 @@ class Program:
         from comfy_execution.progress import make_note_hook, make_progress_hook
         from comfy_execution.recovery import StartMode, recover
         from comfy_execution.registry import NodeRegistry, install
+        from comfy_execution.text_limit import install_text_limit
         from comfy_execution.validation import validate_prompt
         from comfy_execution.worker import Worker, WorkerHooks
 
@@ -252,6 +253,7 @@ class Program:
             prompt, lambda name: name in nodes.NODE_CLASS_MAPPINGS
         )
         install_save_policy(SavePolicy(metadata=not self.args.disable_metadata))
+        install_text_limit(int(self.args.max_text_size * 2**20))
         server.packs.web_directories.update(nodes.EXTENSION_WEB_DIRS)
 
         executor = PromptExecutor(registry, server, INTERRUPT, executor_options(self.args, server))

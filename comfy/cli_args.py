@@ -392,6 +392,14 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
         help="Bounding square of previews (default 512).",
     )
     add(
+        "--max-text-size",
+        type=float,
+        default=64.0,
+        metavar="MILLIONS",
+        help="Longest text a node may return, in 2^20 characters; all of a prompt may be 8 times "
+        "as long (default 64; 0: any).",
+    )
+    add(
         "--on-restart",
         choices=["resume", "paused", "clear"],
         default="resume",

@@ -25,7 +25,8 @@ from comfy_execution.options import ExecutionInterrupt, ExecutorOptions, NoInter
 from comfy_execution.progress import ProgressRegistry, reset_progress_state
 from comfy_execution.records import RunRecord
 from comfy_execution.registry import Registry, SpecTable
-from comfy_execution.run import ExecutionResult, PromptRun, RunHooks, StepResult, current_run
+from comfy_execution.run import ExecutionResult, PromptRun, StepResult, current_run
+from comfy_execution.run_hooks import RunHooks
 from comfy_execution.signatures import Parts, Signatures
 
 __all__ = ["ExecutorOptions", "PromptExecutor", "execute"]

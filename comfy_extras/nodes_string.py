@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from comfy_api.latest import ComfyExtension, io
+from comfy_execution.text_limit import require_text_fits, text_limit
 from comfy_extras.regular_expressions import worked_out
 
 CASES: dict[str, Callable[[str], str]] = {
@@ -131,6 +132,9 @@ class StringReplace(io.ComfyNode):
 
     @classmethod
     def execute(cls, string: str, find: str, replace: str) -> io.NodeOutput:
+        if len(replace) > len(find):
+            added = string.count(find) * (len(replace) - len(find))
+            require_text_fits(len(string) + added)
         return io.NodeOutput(string.replace(find, replace))
 
 
@@ -274,7 +278,13 @@ class RegexReplace(io.ComfyNode):
     ) -> io.NodeOutput:
         flags = regex_flags(case_insensitive, multiline, dotall)
         replaced = worked_out(
-            regex_pattern, string, task="replace", flags=flags, replace=replace, count=count
+            regex_pattern,
+            string,
+            task="replace",
+            flags=flags,
+            replace=replace,
+            count=count,
+            most=text_limit(),
         )
         return io.NodeOutput(replaced)
 

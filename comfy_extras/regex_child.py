@@ -19,12 +19,16 @@ LIFETIME_S = 15.0
 """After which the process ends by itself, should nobody be left to end it."""
 
 
+class TooLong(Exception):
+    """A result that is longer than the request allows."""
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Does what a request asks.
 
     Args:
         request: "pattern", "flags", "string" and "task"; for "extract" also "mode" and "group",
-            for "replace" also "replace" and "count".
+            for "replace" also "replace", "count" and "most": how long the result may be.
 
     Returns:
         {"result": ...}, or {"fault": the input that is wrong, "reason": why}.
@@ -37,6 +41,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"result": TASKS[request["task"]](pattern, request)}
     except (re.error, IndexError) as error:
         return {"fault": "replace", "reason": str(error)}
+    except TooLong as error:
+        return {"fault": "length", "reason": str(error)}
     except MemoryError:
         return {"fault": "memory", "reason": f"more than {MEMORY_BYTES >> 30} GiB are needed"}
 
@@ -58,7 +64,21 @@ def _extract(pattern: re.Pattern[str], request: dict[str, Any]) -> str:
 
 
 def _replace(pattern: re.Pattern[str], request: dict[str, Any]) -> str:
-    return pattern.sub(request["replace"], request["string"], count=request["count"])
+    template, left = request["replace"], request.get("most", 0)
+    if left <= 0:
+        return pattern.sub(template, request["string"], count=request["count"])
+
+    pattern.sub(template, "")  # refuses a wrong replacement also where nothing is found
+
+    def expanded(match: re.Match[str]) -> str:
+        nonlocal left
+        made = match.expand(template)
+        left -= len(made)
+        if left < 0:
+            raise TooLong(f"the result would have more than {request['most']:,} characters")
+        return made
+
+    return pattern.sub(expanded, request["string"], count=request["count"])
 
 
 TASKS = {"match": _match, "extract": _extract, "replace": _replace}

@@ -43,6 +43,8 @@ _REASONS = {
     "regex_pattern": "regex_pattern: {pattern!r} is not a regular expression: {reason}",
     "replace": "replace: {replace!r} is no replacement for {pattern!r}: {reason}; write "
     r"\1 or \g<name> for a group that the pattern has, and \\ for a backslash",
+    "length": "replace: {reason}; shorten the text or the replacement, or start the server with a "
+    "larger --max-text-size",
     "memory": "regex_pattern: {pattern!r} cannot be searched for: {reason}; "
     "simplify the pattern or shorten the text",
 }
