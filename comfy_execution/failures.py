@@ -6,13 +6,14 @@ import errno
 import logging
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 from comfy_execution.calls import NodeExitError
 from comfy_execution.inputs import InputLists
+from comfy_execution.misfits import is_own_refusal, misfit
 
 logger = logging.getLogger(__name__)
 
@@ -66,18 +67,25 @@ def describe_failure(
     error: BaseException,
     inputs: InputLists,
     memory_text: Callable[[BaseException], str | None] = lambda _: None,
+    types: Mapping[str, Any] | None = None,
 ) -> Failure:
     """Describes an exception and lets go of what its frames hold.
 
     Args:
         error: What the node raised. Its frames are cleared, so that they keep no tensors alive.
         inputs: What the node was called with.
+        types: Declared types of the inputs, as far as known.
         memory_text: Gives the message if memory ran out, else None. It may free memory: the
             frames are gone by then.
     """
     error = _as_raised(error)
     frames = _node_frames(error)
-    message = _about_nothing(error, inputs) or _about_odd_tensor(error, inputs) or _text_of(error)
+    message = (
+        _about_nothing(error, inputs)
+        or _about_odd_tensor(error, inputs)
+        or _about_other_kind(error, inputs, types or {})
+        or _text_of(error)
+    )
     if isinstance(error, SystemExit):
         message = f"the node tried to end the server (SystemExit: {message})"
     release_frames(error)
@@ -146,6 +154,20 @@ def _about_odd_tensor(error: BaseException, inputs: InputLists) -> str | None:
                     f"{tuple(shape)}; a node before this one cut off all there was "
                     f"({_text_of(error)})"
                 )
+    return None
+
+
+def _about_other_kind(
+    error: BaseException, inputs: InputLists, types: Mapping[str, Any]
+) -> str | None:
+    """Words for a node whose code failed over what is not of the kind its input declares."""
+    if type(error).__module__ != "builtins" or isinstance(error, OSError) or is_own_refusal(error):
+        return None
+    for name, values in inputs.items():
+        for value in values:
+            reason = misfit(types.get(name), value)
+            if reason is not None:
+                return f"{name}: {reason}; look at the node it is linked to ({_text_of(error)})"
     return None
 
 

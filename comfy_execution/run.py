@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from comfy_execution import calls
-from comfy_execution.breaker import CallGuard
 from comfy_execution.caching import CacheEntry, CacheSet, Ownership
 from comfy_execution.calls import Call, Outcome, read_results
 from comfy_execution.context import ExecutionContext, set_executing_context
@@ -19,14 +18,16 @@ from comfy_execution.failures import Failure, describe_failure
 from comfy_execution.graph import DynamicPrompt, ExecutionList, NodeInputError
 from comfy_execution.graph_utils import ExecutionBlocker, is_link
 from comfy_execution.inputs import InputLists, gather_inputs, hidden_values, take_output
-from comfy_execution.privacy import Privacy, Watch
+from comfy_execution.privacy import Watch
 from comfy_execution.progress import ProgressRegistry
 from comfy_execution.records import RunRecord
 from comfy_execution.registry import SpecTable
 from comfy_execution.results import RunResults
+from comfy_execution.run_hooks import RunHooks
 from comfy_execution.showing import Showing
 from comfy_execution.signatures import Signatures
 from comfy_execution.spec import NodeSpec
+from comfy_execution.text_limit import TextBudget
 
 
 class ExecutionResult(Enum):
@@ -41,39 +42,6 @@ StepResult = tuple[ExecutionResult, "Failure | None", "BaseException | None"]
 
 DONE: StepResult = (ExecutionResult.SUCCESS, None, None)
 WAIT: StepResult = (ExecutionResult.PENDING, None, None)
-
-
-@dataclass(frozen=True, slots=True)
-class RunHooks:
-    """What the executor was given for every prompt.
-
-    Attributes:
-        interruptions: Exception types that mean "somebody stopped this".
-        memory_text: Called with what a node raised, once its frames are gone; returns the message
-            if memory ran out, and may free some.
-        ui_is_valid: Whether what a cached output node shows is still there.
-        guard: Marks the time in which node code may be broken out of.
-        see_inputs: Called with the values a node is about to get.
-        peak_memory: Highest memory use in bytes up to now, or None.
-        privacy: Which classes' results are not shared among users.
-    """
-
-    interruptions: tuple[type[BaseException], ...]
-    memory_text: Callable[[BaseException], str | None] = lambda _: None
-    ui_is_valid: Callable[[Mapping[str, Any]], bool] = lambda _: True
-    guard: CallGuard = field(default_factory=CallGuard)
-    see_inputs: Callable[[InputLists], None] = lambda _: None
-    peak_memory: Callable[[], int | None] = lambda: None
-    privacy: Privacy = field(default_factory=Privacy)
-
-    def is_interruption(self, error: BaseException) -> bool:
-        """Whether an exception is an interruption, or was raised because of one."""
-        current: BaseException | None = error
-        for _ in range(10):
-            if current is None or isinstance(current, self.interruptions):
-                break
-            current = current.__cause__ or current.__context__
-        return isinstance(current, self.interruptions)
 
 
 @dataclass(slots=True)
@@ -128,6 +96,7 @@ class PromptRun:
         self.showing = Showing(self.prompt_id, self.prompt, self.sink, client_id)
         self._inputs: InputLists = {}
         self._watch = Watch(self.hooks.privacy)
+        self._texts = TextBudget()
 
     def close(self) -> None:
         """The prompt has ended: lets go of results at once, not when cycles are collected."""
@@ -178,8 +147,19 @@ class PromptRun:
             self.record.finish(node_id, class_type, self.hooks.peak_memory, failed=True)
             if self.hooks.is_interruption(error):
                 return ExecutionResult.FAILURE, Failure(node_id, interrupted=True), error
-            failure = describe_failure(node_id, error, self._inputs, self.hooks.memory_text)
+            failure = describe_failure(
+                node_id, error, self._inputs, self.hooks.memory_text, self._types_of(node_id)
+            )
             return ExecutionResult.FAILURE, failure, error
+
+    def _types_of(self, node_id: str) -> dict[str, Any]:
+        """Declared types of the inputs of the node that was called last, if it was called."""
+        if not self._inputs:
+            return {}
+        node = self.prompt.get_node(node_id)
+        spec = self.specs[node["class_type"]]
+        given = node.get("inputs") or {}
+        return {name: spec.find(name, given).type for name in self._inputs}
 
     async def _step(self, node_id: str) -> StepResult:
         entry = self.lookup(node_id)
@@ -373,6 +353,7 @@ class PromptRun:
         self.progress.finish_progress(node_id)
 
     def _finish(self, node_id: str, spec: NodeSpec, outputs: list[list[Any]]) -> StepResult:
+        self._texts.take(outputs)
         if self._watch.ended(node_id, spec.class_type):
             self.signatures.forget()
         shown = self.showing.ui_outputs.get(node_id)

@@ -95,7 +95,7 @@ class Canny(io.ComfyNode):
 
     @classmethod
     def execute(cls, image: Tensor, low_threshold: float, high_threshold: float) -> io.NodeOutput:
-        edges = canny(image.to(placement.get_torch_device()), low_threshold, high_threshold)
+        edges = canny(image.to(placement.get_torch_device()).float(), low_threshold, high_threshold)
         whole = edges.repeat(1, 3, 1, 1).movedim(1, -1)
         return io.NodeOutput(whole.to(placement.intermediate_device()))
 

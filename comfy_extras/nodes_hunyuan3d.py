@@ -99,7 +99,8 @@ class Hunyuan3Dv2ConditioningMultiView(io.ComfyNode):
         states = [(n, one.last_hidden_state) for n, one in given]
         first = states[0][1]
         for n, one in states:
-            if (one.shape[0], one.shape[2]) != (first.shape[0], first.shape[2]):
+            sizes = [(*state.shape[:1], *state.shape[2:]) for state in (one, first)]
+            if sizes[0] != sizes[1] or one.ndim != 3:
                 raise ValueError(
                     f"{SIDES[n]}: expected as many pictures as {SIDES[states[0][0]]} has, seen by "
                     f"the same encoder, states {tuple(first.shape)}, found {tuple(one.shape)}"

@@ -125,6 +125,7 @@ class ConditioningAverage:
     ) -> tuple[Conditioning]:
         """to * strength + from * (1 - strength); a shorter `from` counts as zeros where it ends."""
         other, other_options = only_entry(conditioning_from, "conditioning_from")
+        check_widths(conditioning_to, other, other_options)
         other_pooled = other_options.get("pooled_output")
         mixed = []
         for tensor, options in conditioning_to:
@@ -160,7 +161,11 @@ class ConditioningConcat:
     ) -> tuple[Conditioning]:
         """Each entry of `to` followed by the tokens of the first entry of `from`."""
         other, _ = only_entry(conditioning_from, "conditioning_from")
-        return ([[torch.cat((tensor, other), 1), dict(o)] for tensor, o in conditioning_to],)
+        check_widths(conditioning_to, other, {})
+        joined = [
+            [torch.cat(_in_one_batch(tensor, other), 1), dict(o)] for tensor, o in conditioning_to
+        ]
+        return (joined,)
 
 
 class ConditioningSetArea:
@@ -335,6 +340,36 @@ def only_entry(conditioning: Conditioning, name: str) -> tuple[Tensor, dict[str,
         raise ValueError(f"{name} is empty; it must hold at least one entry")
     tensor, options = conditioning[0]
     return tensor, options
+
+
+def check_widths(conditioning: Conditioning, other: Tensor, other_options: dict[str, Any]) -> None:
+    """Refuse to join what two text encoders of different widths, or batches, made.
+
+    Args:
+        conditioning: The input `conditioning_to`.
+        other: Embeddings [B, L, D] of the input `conditioning_from`.
+        other_options: Their options, whose pooled output counts too.
+    Raises:
+        ValueError: With both sizes.
+    """
+    for tensor, options in conditioning:
+        pooled = options.get("pooled_output"), other_options.get("pooled_output")
+        for what, to, found in (("embeddings", tensor, other), ("pooled outputs", *pooled)):
+            if to is None or found is None:
+                continue
+            counts = {to.shape[0], found.shape[0]} - {1}
+            if to.shape[-1] != found.shape[-1] or to.ndim != found.ndim or len(counts) > 1:
+                raise ValueError(
+                    f"conditioning_from: expected {what} of the width and batch of "
+                    f"conditioning_to, {tuple(to.shape)}, found {tuple(found.shape)}; encode both "
+                    "texts with the text encoders of one model"
+                )
+
+
+def _in_one_batch(first: Tensor, second: Tensor) -> list[Tensor]:
+    """Both with as many items as the larger batch; one item serves all."""
+    count = max(first.shape[0], second.shape[0])
+    return [tensor.expand(count, *tensor.shape[1:]) for tensor in (first, second)]
 
 
 def _with_area(conditioning: Conditioning, area: tuple[Any, ...], strength: float) -> Conditioning:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from typing import Any
 
@@ -855,3 +856,53 @@ def test_a_malformed_result_is_explained(returned: Any, expected: str) -> None:
     bench.run({"1": make("Odd"), "2": make("Show", value=["1", 0])})
     assert bench.error["node_id"] == "1"
     assert expected in bench.error["exception_message"]
+
+
+class FakeTensor:
+    """As much of a tensor as errors look at."""
+
+    dtype = "torch.float32"
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        ("IMAGE", FakeTensor(64, 64), r"pictures \[batch.*shape \(64, 64\) and type torch.float32"),
+        ("MASK", FakeTensor(64), r"masks \[batch, height, width\], found a tensor.*\(64,\)"),
+        ("LATENT", {"samples": FakeTensor(8, 8)}, r"a latent.*'samples': tensor \(8, 8\)"),
+        ("LATENT", FakeTensor(1, 4, 8, 8), "a latent.*found a tensor"),
+        ("CONDITIONING", [[None, {}]], "conditioning: a list.*found a list of 1 "),
+        ("SIGMAS", [1.0], r"noise levels \[steps \+ 1\], found a list of 1 \(float\)"),
+        ("IMAGE,MASK", FakeTensor(4), r"pictures .* or masks .*shape \(4,\)"),
+        ("MODEL", "sd15", "a model, found str 'sd15'"),
+    ],
+)  # fmt: skip
+def test_what_is_not_of_the_declared_kind_is_named_with_what_was_found(
+    kind: str, value: Any, words: str
+) -> None:
+    def use(self: Any, given: Any) -> tuple[Any]:
+        return (given.no_such_thing,)
+
+    gives = node("Gives", run=lambda self: (value,), RETURN_TYPES=(kind,))
+    uses = node("Uses", run=use, inputs={"required": {"given": (kind,)}})
+    bench = Bench(classes={"Gives": gives, "Uses": uses})
+    graph = {"1": make("Gives"), "2": make("Uses", given=["1", 0])}
+    bench.run({**graph, "3": make("Show", value=["2", 0])})
+    message = bench.error["exception_message"]
+    assert re.match(rf"given: expected {words}", message), message
+    assert "has no attribute 'no_such_thing'" in message
+
+
+def test_a_refusal_in_a_node_s_own_words_is_left_alone() -> None:
+    def use(self: Any, given: Any) -> tuple[Any]:
+        raise ValueError("give me something else")
+
+    gives = node("Gives", run=lambda self: ("ünï",), RETURN_TYPES=("IMAGE",))
+    uses = node("Uses", run=use, inputs={"required": {"given": ("IMAGE",)}})
+    bench = Bench(classes={"Gives": gives, "Uses": uses})
+    graph = {"1": make("Gives"), "2": make("Uses", given=["1", 0])}
+    bench.run({**graph, "3": make("Show", value=["2", 0])})
+    assert bench.error["exception_message"].strip() == "give me something else"

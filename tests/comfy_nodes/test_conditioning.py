@@ -76,3 +76,25 @@ def test_an_empty_conditioning_is_named(conditioning: Any, name: str) -> None:
 def test_text_without_a_text_encoder_says_what_to_do() -> None:
     with pytest.raises(RuntimeError, match="Load CLIP"):
         nodes.CLIPTextEncode().encode(None, "a cat")
+
+
+@pytest.mark.parametrize("other", [(1, 5, 48), (3, 5, 32)])
+def test_texts_of_other_encoders_or_batches_are_not_joined(other: tuple[int, ...]) -> None:
+    to = [[torch.zeros(2, 7, 32), {}]]
+    words = rf"expected embeddings .*\(2, 7, 32\), found \({other[0]}, 5, {other[2]}\)"
+    with pytest.raises(ValueError, match=words):
+        nodes.ConditioningConcat().concat(to, [[torch.zeros(other), {}]])
+    with pytest.raises(ValueError, match=words):
+        nodes.ConditioningAverage().addWeighted(to, [[torch.zeros(other), {}]], 0.5)
+
+
+def test_pooled_outputs_of_other_widths_are_not_mixed() -> None:
+    to, other = ([[torch.zeros(1, 7, 32), {"pooled_output": torch.zeros(1, w)}]] for w in (8, 7))
+    with pytest.raises(ValueError, match=r"expected pooled outputs .*\(1, 8\), found \(1, 7\)"):
+        nodes.ConditioningAverage().addWeighted(to, other, 0.5)
+
+
+def test_one_text_is_joined_with_each_of_a_batch() -> None:
+    to, other = torch.rand(3, 7, 32), torch.rand(1, 5, 32)
+    ((joined, _),) = nodes.ConditioningConcat().concat([[to, {}]], [[other, {}]])[0]
+    assert torch.equal(joined, torch.cat([to, other.expand(3, -1, -1)], dim=1))
