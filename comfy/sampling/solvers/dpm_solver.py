@@ -259,6 +259,17 @@ def _span(sigmas: Tensor) -> tuple[float, float]:
     return levels[0], levels[-1]
 
 
+def _to_clean(
+    model: Denoiser, x: Tensor, sigma: float, extra_args: dict[str, Any] | None,
+    callback: StepCallback | None, disable: bool | None,
+) -> Tensor:  # fmt: skip
+    """A run whose only level above zero is its first: there is no way between levels to go."""
+    run = Trajectory(model, torch.tensor([sigma, 0.0]), extra_args, callback, disable)
+    for level, _ in run:
+        x = run.denoise(x, level)
+    return x
+
+
 @torch.no_grad()
 def sample_dpm_fast(
     model: Denoiser,
@@ -330,6 +341,8 @@ def dpm_fast_over_levels(
     if len(sigmas) <= 1:
         return x
     high, low = _span(sigmas)
+    if high == low:
+        return _to_clean(model, x, high, extra_args, callback, disable)
     return sample_dpm_fast(
         model, x, low, high, len(sigmas) - 1, extra_args, callback, disable, **options
     )
@@ -349,4 +362,6 @@ def dpm_adaptive_over_levels(
     if len(sigmas) <= 1:
         return x
     high, low = _span(sigmas)
+    if high == low:
+        return _to_clean(model, x, high, extra_args, callback, disable)
     return sample_dpm_adaptive(model, x, low, high, extra_args, callback, disable, **options)

@@ -110,6 +110,17 @@ def test_levels_that_repeat_do_no_harm(sampler: str, kind: str) -> None:
     check(kind, sampler, "simple", 20, 0.01, {}, (1, 4, 5, 7))
 
 
+@pytest.mark.parametrize("sampler", solvers.MENU_NAMES)
+def test_one_step_leaves_no_noise(sampler: str) -> None:
+    latent, texts = torch.zeros(1, 4, 5, 7), conditioning([0.5] * 4)
+    for kind in ("eps", "zsnr", "edm", "flow"):
+        made = run.sample(
+            patcher(AnyShapeModel(*KINDS[kind], LatentFormat())), noise.prepare_noise(latent, 3), 1,
+            1.0, sampler, "simple", texts, texts, latent, disable_pbar=True, seed=3,
+        )  # fmt: skip
+        assert made.abs().max() < 3  # the data lie within 0.5 +- 0.8, with a deviation of 0.35
+
+
 def test_dpm_fast_counts_the_steps_it_takes() -> None:
     space = LatentFormat()
     latent = torch.zeros(1, 4, 8, 8)
