@@ -1,4 +1,4 @@
-"""From files to things that run: diffusion model, text encoder, autoencoder, LoRA.
+"""From files to things that run: diffusion model, text encoder, autoencoder.
 
 The one module that joins families, text encoders, autoencoders, weights and patching. A checkpoint
 is one file with up to three parts; each is recognised by its keys, built without weights and then
@@ -21,6 +21,7 @@ from comfy.devices import placement, precision
 from comfy.families import detection, unsupported
 from comfy.families.family import ModelFamily, strip_prefixes
 from comfy.families.text_sizes import text_model_configs
+from comfy.lora_loading import load_lora_for_models  # noqa: F401 - all loading under one name
 from comfy.patching.dynamic import core_patcher_class
 from comfy.patching.patcher import ModelPatcher
 from comfy.text_encoders.clip import CLIP
@@ -31,13 +32,6 @@ from comfy.weights.errors import WeightFileError
 from comfy.weights.fill import UnknownWeightsError
 from comfy.weights.header_hints import read_hints
 from comfy.weights.layout import arrange_convolutions
-from comfy.weights.lora import (
-    convert_lora,
-    load_lora,
-    model_lora_keys_clip,
-    model_lora_keys_unet,
-    require_match,
-)
 from comfy.weights.marks import cannot_run
 
 logger = logging.getLogger(__name__)
@@ -279,49 +273,6 @@ def _patcher(
     model.device = offload_device
     logger.info("%s: weights in %s", family.title(), str(dtype).removeprefix("torch."))
     return core_patcher_class()(model, load_device, offload_device)
-
-
-# -- LoRA ----------------------------------------------------------------------------------------
-
-
-def load_lora_for_models(
-    model: ModelPatcher | None,
-    clip: CLIP | None,
-    lora: StateDict,
-    strength_model: float,
-    strength_clip: float,
-    *,
-    path: str | None = None,
-) -> tuple[ModelPatcher | None, CLIP | None]:
-    """Views of a model and a text encoder with a LoRA added.
-
-    Args:
-        model, clip: What to change; either may be None and then stays None.
-        lora: Tensors of the LoRA file.
-        path: The file, for messages.
-
-    Raises:
-        NoMatchingWeightsError: Not one key of the LoRA belongs to the model or the text encoder.
-    """
-    keys: dict[str, Any] = {}
-    if model is not None:
-        keys = model_lora_keys_unet(model.model, keys)
-    if clip is not None:
-        keys = model_lora_keys_clip(clip.cond_stage_model, keys)
-    patches = load_lora(convert_lora(lora), keys)
-    require_match(patches, lora, path or "the LoRA")
-    new_model = new_clip = None
-    used: set[Any] = set()
-    if model is not None:
-        new_model = model.clone()
-        used.update(new_model.add_patches(patches, strength_model))
-    if clip is not None:
-        new_clip = clip.clone()
-        used.update(new_clip.add_patches(patches, strength_clip))
-    unused = [str(key) for key in patches if key not in used]
-    if unused:
-        progress.warn(logger, "%s: no place for %s", path or "LoRA", contents.in_words(unused))
-    return new_model, new_clip
 
 
 # -- messages ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import folder_paths
-from comfy import loading
+from comfy import lora_loading
 from comfy.devices import residency
 from comfy.weights.lora import convert_lora
 from comfy.weights.state_dict import load_torch_file, save_torch_file
@@ -169,7 +169,7 @@ def trained(given: dict[str, Any], groups: list[list[Example]]) -> io.NodeOutput
     finally:
         residency.unload_model_clones(view)  # else its weights would keep their changes at use
     lora = parts.file_tensors()
-    changed, _ = loading.load_lora_for_models(model, None, dict(lora), 1.0, 0.0)
+    changed, _ = lora_loading.load_lora_for_models(model, None, dict(lora), 1.0, 0.0)
     return io.NodeOutput(changed, lora, {"loss": losses}, earlier_steps + given["steps"])
 
 
@@ -195,7 +195,7 @@ class LoraModelLoader(io.ComfyNode):
     def execute(cls, model: Any, lora: dict[str, Tensor], strength_model: float) -> io.NodeOutput:
         if strength_model == 0:
             return io.NodeOutput(model)
-        changed, _ = loading.load_lora_for_models(model, None, dict(lora), strength_model, 0.0)
+        changed, _ = lora_loading.load_lora_for_models(model, None, dict(lora), strength_model, 0.0)
         return io.NodeOutput(changed)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 import folder_paths
-from comfy import legacy_config, loading, text_loading
+from comfy import legacy_config, loading, lora_loading, text_loading
 from comfy.devices import placement
 from comfy.loading import FOLDERS_OPTION
+from comfy.weights.lora_report import of_numbers
 from comfy.weights.state_dict import load_torch_file
 from comfy_nodes import vae_choices
 
@@ -155,13 +156,14 @@ class LoraLoader:
 
         Raises:
             NoMatchingWeightsError: Nothing in the file belongs to the model or the text encoder.
+            NotANumberError: The file holds NaN or infinite numbers.
         """
         if strength_model == 0 and strength_clip == 0:
             return (model, clip)
         path = folder_paths.get_full_path_or_raise("loras", lora_name)
         if self.loaded_lora is None or self.loaded_lora[0] != path:
-            self.loaded_lora = (path, load_torch_file(path, safe_load=True))
-        return loading.load_lora_for_models(
+            self.loaded_lora = (path, of_numbers(load_torch_file(path, safe_load=True), path))
+        return lora_loading.load_lora_for_models(
             model, clip, self.loaded_lora[1], strength_model, strength_clip, path=path
         )
 

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from comfy.patching.keyframes import HookKeyframeGroup
 from comfy.patching.wrappers import merge_nested_dicts
-from comfy.weights.lora import load_lora, model_lora_keys_clip, model_lora_keys_unet
+from comfy.weights import lora_report
+from comfy.weights.lora import (
+    convert_lora,
+    model_lora_keys_clip,
+    model_lora_keys_unet,
+    read_patches,
+)
 
 if TYPE_CHECKING:
     from comfy.patching.hook_group import HookGroup
@@ -151,7 +157,12 @@ class WeightHook(Hook):
     Args:
         strength_model: Multiplier for diffusion models.
         strength_clip: Multiplier for text encoders.
+
+    Attributes:
+        lora_name: Of the LoRA file, for messages.
     """
+
+    lora_name = "LoRA of a hook"
 
     def __init__(self, strength_model: float = 1.0, strength_clip: float = 1.0) -> None:
         super().__init__(EnumHookType.Weight, hook_scope=EnumHookScope.HookedOnly)
@@ -184,14 +195,27 @@ class WeightHook(Hook):
         to_clip = target_dict.get("target") == EnumWeightTarget.Clip
         strength = self._strength_clip if to_clip else self._strength_model
         if self.need_weight_init:
-            keys = model_lora_keys_clip if to_clip else model_lora_keys_unet
-            weights = load_lora(self.weights or {}, keys(model.model, {}), log_missing=False)
+            weights = self._read(model.model, to_clip)
         else:
             chosen = self.weights_clip if to_clip else self.weights
             weights = chosen or {}
         model.add_hook_patches(hook=self, patches=weights, strength_patch=strength)
         registered.add(self)
         return True
+
+    def _read(self, module: Any, to_clip: bool) -> dict[Any, Any]:
+        """The patches a LoRA file holds for a module; what of it fits nothing is said once a run.
+
+        A file may hold changes of a network and of a text encoder; each is asked for its own.
+        """
+        lora = convert_lora(self.weights or {})
+        keys = model_lora_keys_clip if to_clip else model_lora_keys_unet
+        weights, unread = read_patches(lora, keys(module, {}))
+        unread = lora_report.of_wanted(unread, network=not to_clip, encoder=to_clip)
+        lora_report.warn_unread(unread, lora, self.lora_name)
+        wrong = lora_report.misfits(weights, module.state_dict(keep_vars=True))
+        lora_report.leave_out(wrong, weights, lora, self.lora_name)
+        return weights
 
 
 class ObjectPatchHook(Hook):

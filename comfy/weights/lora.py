@@ -11,11 +11,10 @@ import torch
 
 from comfy import progress
 from comfy.weights.adapters import ADAPTERS, IA3Adapter, WeightAdapterBase
-from comfy.weights.contents import EXAMPLES, contents_in_words
-from comfy.weights.errors import NoMatchingWeightsError
 from comfy.weights.lora_formats import ENCODER_LAYOUTS, NETWORK_LAYOUTS
 from comfy.weights.lora_formats.respelled import respelled
 from comfy.weights.lora_formats.whole_file import convert_lora
+from comfy.weights.lora_report import nothing_fits, warn_unread
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +23,7 @@ __all__ = [
     "load_lora",
     "model_lora_keys_clip",
     "model_lora_keys_unet",
+    "read_patches",
     "require_match",
     "unused_keys",
 ]
@@ -65,19 +65,22 @@ def load_lora(
     Returns:
         target -> patch, ready for `ModelPatcher.add_patches`.
     """
+    patches, unread = read_patches(lora, to_load)
+    if log_missing:
+        warn_unread(unread, lora)
+    return patches
+
+
+def read_patches(
+    lora: Mapping[str, torch.Tensor], to_load: Mapping[str, Any]
+) -> tuple[dict[Any, Any], list[str]]:
+    """(target -> patch, the file's keys that nothing was read from); arguments of `load_lora`."""
     used: set[str] = set()
     patches = _read(lora, to_load, used)
     for name, meaning in respelled(unused_keys(lora, used), to_load).items():
         for target, patch in _read(lora, {name: meaning.target}, used).items():
             patches.setdefault(meaning.place(target, rows_changed(patch)), patch)
-    if log_missing:
-        unused = unused_keys(lora, used)
-        if unused:
-            progress.warn(
-                logger, "%d of %d LoRA tensors fit no weight, such as %s",
-                len(unused), len(lora), ", ".join(unused[:EXAMPLES]),
-            )  # fmt: skip
-    return patches
+    return patches, unused_keys(lora, used)
 
 
 def _read(
@@ -169,7 +172,10 @@ def _bias_beside(target: Any) -> Any:
 
 
 def require_match(
-    applied: Collection[Any], lora: Mapping[str, torch.Tensor], path: str | os.PathLike[str]
+    applied: Collection[Any],
+    lora: Mapping[str, torch.Tensor],
+    path: str | os.PathLike[str],
+    model: str = "",
 ) -> None:
     """Check that something of a LoRA file was applied.
 
@@ -177,12 +183,9 @@ def require_match(
         applied: Keys that models took.
         lora: The file's tensors.
         path: Its path, for the message.
+        model: Family of the model, for the message.
     Raises:
         NoMatchingWeightsError: Nothing was applied.
     """
     if not applied:
-        raise NoMatchingWeightsError(
-            path,
-            f"none of its tensors fits this model: it holds {contents_in_words(list(lora))}",
-            "choose a LoRA made for this model's family",
-        )
+        raise nothing_fits(lora, path, model)

@@ -8,6 +8,8 @@ import folder_paths
 from comfy import loading
 from comfy.patching import hook_group
 from comfy.patching.hook_group import HookGroup
+from comfy.patching.hooks import EnumHookType
+from comfy.weights.lora_report import of_numbers
 from comfy.weights.state_dict import load_torch_file
 from comfy_extras.hook_nodes.common import STRENGTH, HookNode
 
@@ -49,8 +51,10 @@ class CreateHookLora(HookNode):
             return (joined(prev_hooks, HookGroup()),)
         path = folder_paths.get_full_path_or_raise("loras", lora_name)
         if self.loaded_lora is None or self.loaded_lora[0] != path:
-            self.loaded_lora = (path, load_torch_file(path, safe_load=True))
+            self.loaded_lora = (path, of_numbers(load_torch_file(path, safe_load=True), path))
         made = hook_group.create_hook_lora(self.loaded_lora[1], strength_model, strength_clip)
+        for hook in made.get_type(EnumHookType.Weight):
+            hook.lora_name = lora_name
         return (joined(prev_hooks, made),)
 
 

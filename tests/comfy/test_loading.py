@@ -225,3 +225,53 @@ def test_a_lora_that_fits_no_key_is_an_error_that_names_it(checkpoint_file: Path
     assert "flux_lora.safetensors" in str(caught.value)
     assert "double_blocks" in str(caught.value)
     assert model.patches == {}
+
+
+CLIP_LAYER = "lora_te_text_model_encoder_layers_0_mlp_fc1"
+
+
+def test_what_of_a_lora_fits_no_weight_is_said_beside_the_node(
+    checkpoint_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("comfy.progress.NOTE_HOOK", notes.append)
+    model, clip, *_ = loading.load_checkpoint_guess_config(str(checkpoint_file))
+    mixed = lora() | lora("lora_unet_nowhere") | lora(f"{CLIP_LAYER}_x")
+    loading.load_lora_for_models(
+        model, clip, mixed, 1.0, 1.0, path="/models/loras/mixed.safetensors"
+    )
+    assert len(notes) == 1
+    assert "mixed.safetensors: 6 of 9 LoRA tensors fit no weight of this model" in notes[0]
+    assert "Stable Diffusion 1" in notes[0]
+    notes.clear()  # without a text encoder nobody asks for its changes
+    loading.load_lora_for_models(model, None, mixed, 1.0, 1.0, path="mixed.safetensors")
+    assert "3 of 9" in notes[0]
+    notes.clear()
+    loading.load_lora_for_models(model, None, lora() | lora(CLIP_LAYER), 1.0, 1.0)
+    assert notes == []
+
+
+def test_changes_of_another_size_are_left_out_and_said_once(
+    checkpoint_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = loading.load_checkpoint_guess_config(str(checkpoint_file)).model
+    other = lora("lora_unet_middle_block_1_transformer_blocks_0_attn2_to_k")
+    wide = {k: torch.ones(2, 2048) if "down" in k else v for k, v in other.items()}
+    view, _ = loading.load_lora_for_models(
+        model, None, lora() | wide, 1.0, 0.0, path="x.safetensors"
+    )
+    assert list(view.patches) == [TARGET]
+    assert "x.safetensors: 1 of 2 changes have other sizes" in caplog.text
+    assert "made for SDXL" in caplog.text
+
+
+def test_a_lora_of_another_size_throughout_is_an_error(checkpoint_file: Path) -> None:
+    model = loading.load_checkpoint_guess_config(str(checkpoint_file)).model
+    other = lora("lora_unet_middle_block_1_transformer_blocks_0_attn2_to_k")
+    wide = {k: torch.ones(2, 2048) if "down" in k else v for k, v in other.items()}
+    with pytest.raises(errors.NoMatchingWeightsError) as caught:
+        loading.load_lora_for_models(model, None, wide, 1.0, 0.0, path="xl.safetensors")
+    for part in ("xl.safetensors", "all 1 changes have other sizes", "made for SDXL",
+                 "Stable Diffusion 1"):  # fmt: skip
+        assert part in str(caught.value)
+    assert model.patches == {}

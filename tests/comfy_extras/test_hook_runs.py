@@ -105,3 +105,28 @@ def test_a_schedule_that_begins_at_the_end_still_encodes(models: Models) -> None
     (hooked,) = nodes_hooks.SetClipHooks().run(clip, True, True, hooks)
     ((_, options),) = encoded(hooked, "a red circle")
     assert (options["clip_start_percent"], options["clip_end_percent"]) == (0.0, 1.0)
+
+
+def test_what_of_a_hooks_lora_fits_nothing_is_said_once_a_run(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, clip, lora = models
+    strange = {"lora_unet_nowhere.lora_up.weight": torch.ones(3, 2),
+               "lora_te_nowhere.lora_up.weight": torch.ones(3, 2),
+               "lora_unet_out_2.diff": torch.ones(1, 7)}  # fmt: skip
+    hooks = hook_group.create_hook_lora(lora | strange, 1.0, 1.0)
+    hooks.hooks[0].lora_name = "style.safetensors"
+    notes: list[str] = []
+    monkeypatch.setattr("comfy.progress.NOTE_HOOK", notes.append)
+    (hooked,) = nodes_hooks.SetClipHooks().run(clip, True, True, hooks)
+    encoded(hooked, "a red circle")
+    assert len(notes) == 1
+    assert f"style.safetensors: 1 of {len(lora) + 3} LoRA tensors fit no weight" in notes[0]
+    assert "lora_te_nowhere" in notes[0]
+    notes.clear()
+    sampled(model, hooked, noise.prepare_noise(LATENT, 3), LATENT, SIGMAS)
+    network = [note for note in notes if "unet" in note or "diffusion_model" in note]
+    assert len(network) == 2
+    assert "lora_unet_nowhere" in network[0]
+    assert "1 of" in network[1]
+    assert "diffusion_model.out.2.weight" in network[1]
