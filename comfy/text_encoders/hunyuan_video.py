@@ -1,4 +1,6 @@
-"""Text encoding of HunyuanVideo: states of Llama 3, and the pooled state of CLIP ViT-L."""
+"""Text encoding of HunyuanVideo: states of Llama 3 (LLaVA, which sees pictures among its tokens),
+and the pooled state of CLIP ViT-L.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from comfy.text_encoders.tokenizer import UNLIMITED, SDTokenizer
 
 NAME = "llama"
 START, PAD = 128000, 128258
-HEADER, HEADER_END, USER, NEW_LINES = 128006, 128007, 882, 271
+HEADER, HEADER_END, TURN_END, USER, NEW_LINES = 128006, 128007, 128009, 882, 271
+PICTURE, PICTURE_MARK = 128257, "<image>"  # of LLaVA; Llama's own word pieces lack it
 MARK = "<|start_header_id|>"
 MIN_LENGTH = 256
 HIDDEN_LAYER = -3
@@ -67,8 +70,12 @@ class LlamaPieces:
         return cls(read_pieces(source, "Llama 3", WANTED))
 
     def __call__(self, text: str) -> dict[str, list[int]]:
-        """``{"input_ids": [start, ...]}``."""
-        return {"input_ids": [START, *self.pieces.encode(text, add_special_tokens=False).ids]}
+        """``{"input_ids": [start, ...]}``; marks for pictures have ids of their own."""
+        ids = [START]
+        for number, part in enumerate(text.split(PICTURE_MARK)):
+            ids += [PICTURE] if number else []
+            ids += self.pieces.encode(part, add_special_tokens=False).ids
+        return {"input_ids": ids}
 
     def get_vocab(self) -> dict[str, int]:
         """Word piece -> id."""
@@ -131,22 +138,31 @@ class HunyuanVideoTokenizer(SeveralTokenizers):
     ) -> dict[str, list[list[tuple[Any, ...]]]]:
         """Chunks of weighted tokens by encoder name.
 
-        Raises:
-            ValueError: A picture is given, which is not read.
+        Args:
+            image_embeds: Rows of pictures in the space of the language model ``[B, N, D]``. The
+                first stands where the conversation has its first mark for one, and so on.
+            image_interleave: Of a picture's states one in so many is given to the model.
         """
-        del image_interleave
-        if image_embeds is not None:
-            raise ValueError(
-                "this text encoder reads no pictures in this version; use a CLIP Text Encode node "
-                "for the text, and give the picture as the start image"
-            )
         whole = (llama_template or TEMPLATE).replace("{}", text)
+        chunks = self.llama.tokenize_with_weights(
+            whole, return_word_ids, **{**kwargs, "disable_weights": True}
+        )
+        if image_embeds is not None:
+            _put_pictures(chunks, image_embeds, image_interleave)
         return {
             "l": self.clip_l.tokenize_with_weights(text, return_word_ids, **kwargs),
-            NAME: self.llama.tokenize_with_weights(
-                whole, return_word_ids, **{**kwargs, "disable_weights": True}
-            ),
+            NAME: chunks,
         }
+
+
+def _put_pictures(chunks: list[list[tuple[Any, ...]]], rows: Tensor, interleave: int) -> None:
+    """Pictures in the places of their marks."""
+    left = list(rows)[::-1]
+    for chunk in chunks:
+        for place, (token, *facts) in enumerate(chunk):
+            if left and isinstance(token, int) and token == PICTURE:
+                told = {"original_type": "image", "image_interleave": interleave}
+                chunk[place] = ({"type": "embedding", "data": left.pop(), **told}, *facts)
 
 
 class LlamaModel(SDClipModel):
@@ -190,24 +206,58 @@ class HunyuanVideoClipModel(SeveralEncoders):
     def encode_token_weights(
         self, token_weight_pairs: Mapping[str, Sequence[Chunk]]
     ) -> tuple[Any, ...]:
-        """Llama's states from the person's words on, CLIP's pooled state, and a mask where it
-        hides something."""
+        """Some of the states of pictures, those of the person's words, CLIP's pooled state, and a
+        mask where it hides something.
+
+        Raises:
+            ValueError: A picture's rows are not as wide as the language model.
+        """
+        tokens = [pair[0] for pair in token_weight_pairs[NAME][0]]
+        self._check_pictures(tokens)
         states, _, extra = self.llama.encode_token_weights(token_weight_pairs[NAME])
-        start = words_start([pair[0] for pair in token_weight_pairs[NAME][0]])
+        taken = taken_states(tokens)
         pooled = self.clip_l.encode_token_weights(token_weight_pairs["l"])[1]
-        mask = extra["attention_mask"][:, start:]
+        mask = torch.cat([extra["attention_mask"][:, part] for part in taken], dim=1)
         told = {} if bool(mask.all()) else {"attention_mask": mask}
-        return states[:, start:], pooled, told
+        return torch.cat([states[:, part] for part in taken], dim=1), pooled, told
+
+    def _check_pictures(self, tokens: Sequence[Any]) -> None:
+        width = self.llama.transformer.get_input_embeddings().weight.shape[1]
+        for token in tokens:
+            if isinstance(token, Mapping) and token["data"].shape[-1] != width:
+                raise ValueError(
+                    f"clip_vision_output: expected {width} channels, as this language model has "
+                    f"them, found {token['data'].shape[-1]}; load the image encoder that belongs "
+                    "to it (llava_llama3_vision)"
+                )
 
 
-def words_start(tokens: Sequence[Any]) -> int:
-    """Where the person's words begin: behind the header of their turn and its new lines."""
+def taken_states(tokens: Sequence[Any]) -> list[slice]:
+    """Which states of a conversation are the conditioning: some of each picture before the person's
+    words, then those of the words, up to the end of the person's turn.
+
+    Args:
+        tokens: Ids, and dicts of pictures, each of which has as many states as rows.
+    """
+    pictures: list[slice] = []
     plain = [token if isinstance(token, int) else None for token in tokens]
-    for place in range(len(plain) - 2):
-        if plain[place : place + 3] == [HEADER, USER, HEADER_END]:
-            start = place + 3
-            return start + (plain[start : start + 1] == [NEW_LINES])
-    return 0
+    words, end = 0, None
+    place = 0
+    for number, token in enumerate(tokens):
+        size = 1
+        if isinstance(token, Mapping):
+            size = len(token["data"])
+            if not words and token.get("original_type") == "image":
+                pictures.append(slice(place, place + size, token["image_interleave"]))
+        elif isinstance(token, Tensor):
+            size = 1 if token.ndim == 1 else len(token)
+        elif not words and plain[number : number + 3] == [HEADER, USER, HEADER_END]:
+            has_lines = plain[number + 3 : number + 4] == [NEW_LINES]
+            words = place + (4 if has_lines else 2)
+        elif token == TURN_END and words and end is None:
+            end = place + 1
+        place += size
+    return [*pictures, slice(words, end)]
 
 
 def hunyuan_video_clip(dtype_llama: torch.dtype | None = None) -> Callable[..., nn.Module]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +23,9 @@ from comfy.ldm.hunyuan_video.vae import HunyuanVideoVAE
 from comfy.ldm.llm.model import DecoderLLM
 from comfy.ops import manual_cast
 from comfy.saving import save_checkpoint
-from comfy.text_encoders.hunyuan_video import HunyuanVideoTokenizer, LlamaPieces, words_start
+from comfy.text_encoders.hunyuan_video import HunyuanVideoTokenizer, LlamaPieces, taken_states
 from comfy.vae.vae import VAE
+from comfy_extras.nodes_hunyuan import TextEncodeHunyuanVideo_ImageToVideo
 from comfy_nodes.sampling import common_ksampler
 from tests.comfy.families.test_transformers import random_like
 from tests.support.golden_nets import assert_close_to_golden, read_golden_net
@@ -174,20 +176,50 @@ def test_a_picture_to_video_network_takes_a_picture_and_a_mask(tmp_path: Path) -
     assert not torch.equal(videos[1], videos[2])
 
 
-def test_conditioning_is_the_persons_words_and_hides_padding(tmp_path: Path) -> None:
+def test_conditioning_is_the_persons_words_alone(tmp_path: Path) -> None:
     found: Any = loading.load_checkpoint_guess_config(checkpoint(tmp_path))
     tokens = found.clip.tokenize("a (red:1.5) cat")
     ids = [token for token, _ in tokens["llama"][0]]
     assert len(ids) == 256
-    start = words_start(ids)
-    assert ids[start - 2 : start] == [882, 128007]
+    (words,) = taken_states(ids)
+    assert ids[words.start - 2 : words.start + 1] == [128006, 882, 128007]  # no new lines here
+    assert ids[words.stop - 1] == 128009
     [[cond, told]] = found.clip.encode_from_tokens_scheduled(tokens)
-    assert cond.shape == (1, 256 - start, WIDTH)
+    assert cond.shape == (1, words.stop - words.start, WIDTH)
     assert told["pooled_output"].shape == (1, POOLED)
-    assert 0 < told["attention_mask"].sum() < 256 - start
-    with pytest.raises(ValueError, match="reads no pictures"):
-        found.clip.tokenize("a cat", image_embeds=torch.zeros(1, 4, WIDTH))
-    assert words_start([1, 128006, 882, 128007, 271, 5]) == 5
+    assert "attention_mask" not in told
+
+
+def test_what_is_taken_begins_behind_the_new_lines_and_ends_with_the_turn() -> None:
+    turn = [128006, 882, 128007]
+    assert taken_states([1, *turn, 271, 5, 128009, 7]) == [slice(5, 7)]
+    assert taken_states([1, *turn, 5]) == [slice(3, None)]
+    assert taken_states([1, 2, 3]) == [slice(0, None)]
+    picture = {"data": torch.zeros(10, 4), "original_type": "image", "image_interleave": 3}
+    taken = taken_states([1, picture, 2, *turn, 271, 5, 128009, 7])
+    assert taken == [slice(1, 11, 3), slice(16, 18)]
+    taken = taken_states([1, *turn, 271, 5, picture, 128009])
+    assert taken == [slice(5, 17)]
+
+
+def test_the_language_model_looks_at_the_first_picture(tmp_path: Path) -> None:
+    clip: Any = loading.load_checkpoint_guess_config(checkpoint(tmp_path)).clip
+    rows = torch.rand(1, 12, WIDTH, generator=torch.Generator().manual_seed(4))
+
+    def encoded(rows: Tensor, interleave: int = 2) -> Tensor:
+        seen = SimpleNamespace(mm_projected=rows)
+        made = TextEncodeHunyuanVideo_ImageToVideo.execute(clip, seen, "a cat", interleave)
+        cond: Tensor = made[0][0][0]
+        return cond
+
+    one = encoded(rows)
+    assert not torch.allclose(encoded(rows.flip(1)), one, atol=1e-5)
+    every = encoded(rows, 1)
+    assert every.shape[1] - one.shape[1] == 6
+    assert torch.equal(every[:, :12:2], one[:, :6])
+    assert torch.equal(every[:, 12:], one[:, 6:])
+    with pytest.raises(ValueError, match=r"expected 16 channels.*found 8.*llava_llama3_vision"):
+        encoded(rows[..., :8])
 
 
 def test_without_a_vocabulary_the_error_says_where_it_comes_from(tmp_path: Path) -> None:
