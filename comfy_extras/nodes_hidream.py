@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from comfy_extras.declarations import text_input
 from comfy_extras.extension import entrypoint_of
 from comfy_extras.text_tokens import tokens_for
-from comfy_nodes.loaders import load_text_encoders
+from comfy_nodes.loaders import device_inputs, load_text_encoders
 
 ENCODERS = {"clip_l": "l", "clip_g": "g", "t5xxl": "t5xxl", "llama": "llama"}
 
@@ -24,17 +24,25 @@ class QuadrupleCLIPLoader(io.ComfyNode):
             node_id="QuadrupleCLIPLoader",
             category="advanced/loaders",
             description="Loads CLIP ViT-L, OpenCLIP ViT-bigG, T5-XXL and Llama 3.1 8B.",
-            inputs=[io.Combo.Input(f"clip_name{place}", options=names) for place in (1, 2, 3, 4)],
+            inputs=[
+                *(io.Combo.Input(f"clip_name{place}", options=names) for place in (1, 2, 3, 4)),
+                *device_inputs(),
+            ],
             outputs=[io.Clip.Output()],
         )
 
     @classmethod
     def execute(
-        cls, clip_name1: str, clip_name2: str, clip_name3: str, clip_name4: str
+        cls,
+        clip_name1: str,
+        clip_name2: str,
+        clip_name3: str,
+        clip_name4: str,
+        device: str = "default",
     ) -> io.NodeOutput:
         names = (clip_name1, clip_name2, clip_name3, clip_name4)
         paths = [folder_paths.get_full_path_or_raise("text_encoders", name) for name in names]
-        return io.NodeOutput(load_text_encoders(paths, "hidream", "default"))
+        return io.NodeOutput(load_text_encoders(paths, "hidream", device))
 
     load_clip = execute
 

@@ -15,7 +15,7 @@ from comfy_extras.extension import entrypoint_of
 from comfy_extras.nodes_slg import Span, guided_by_skipping, layers_input, layers_of, percent_input
 from comfy_extras.text_tokens import tokens_for
 from comfy_nodes.control import ControlNetApplyAdvanced
-from comfy_nodes.loaders import load_text_encoders
+from comfy_nodes.loaders import device_inputs, load_text_encoders
 
 CELL, CHANNELS = 8, 16  # pixels of a side and channels of a latent cell
 
@@ -30,15 +30,20 @@ class TripleCLIPLoader(io.ComfyNode):
             node_id="TripleCLIPLoader",
             category="advanced/loaders",
             description="Loads CLIP ViT-L, OpenCLIP ViT-bigG and T5-XXL, in any order.",
-            inputs=[io.Combo.Input(f"clip_name{place}", options=names) for place in (1, 2, 3)],
+            inputs=[
+                *(io.Combo.Input(f"clip_name{place}", options=names) for place in (1, 2, 3)),
+                *device_inputs(),
+            ],
             outputs=[io.Clip.Output()],
         )
 
     @classmethod
-    def execute(cls, clip_name1: str, clip_name2: str, clip_name3: str) -> io.NodeOutput:
+    def execute(
+        cls, clip_name1: str, clip_name2: str, clip_name3: str, device: str = "default"
+    ) -> io.NodeOutput:
         names = (clip_name1, clip_name2, clip_name3)
         paths = [folder_paths.get_full_path_or_raise("text_encoders", name) for name in names]
-        return io.NodeOutput(load_text_encoders(paths, "sd3", "default"))
+        return io.NodeOutput(load_text_encoders(paths, "sd3", device))
 
     load_clip = execute
 

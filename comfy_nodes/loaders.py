@@ -12,6 +12,7 @@ from comfy.devices import placement
 from comfy.loading import FOLDERS_OPTION
 from comfy.weights.lora_report import of_numbers
 from comfy.weights.state_dict import load_torch_file
+from comfy_api.latest import io
 from comfy_nodes import vae_choices
 
 Loaded = tuple[Any, ...]
@@ -27,6 +28,12 @@ def device_input(always: bool = False) -> dict[str, Any]:
     if not always and len(choices) == len(("default", "cpu")):
         return {}
     return {"optional": {"device": (choices, {"advanced": True})}}
+
+
+def device_inputs() -> list[io.Input]:
+    """`device_input` for nodes that declare their inputs as objects."""
+    choices, options = device_input().get("optional", {}).get("device", ([], {}))
+    return [io.Combo.Input("device", options=choices, optional=True, **options)] if choices else []
 
 
 class CheckpointLoaderSimple:

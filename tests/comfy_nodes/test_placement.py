@@ -19,6 +19,8 @@ from comfy.devices import placement, residency
 from comfy.devices.policies import MemoryPolicy
 from comfy.devices.runtime import build_runtime, install_runtime
 from comfy.ldm.unet import controlnet
+from comfy_extras.nodes_hidream import QuadrupleCLIPLoader
+from comfy_extras.nodes_sd3 import TripleCLIPLoader
 from tests.support import tiny_checkpoint
 from tests.support.accelerator import simulated_accelerator
 
@@ -132,6 +134,11 @@ def test_the_widget_names_accelerators_where_there_is_a_choice(
     for node in (nodes.UNETLoader, nodes.VAELoader, nodes.CheckpointLoaderSimple):
         offered = node.INPUT_TYPES().get("optional", {})
         assert ("device" in offered) is (count > 1)
+    for node in (TripleCLIPLoader, QuadrupleCLIPLoader):
+        inputs = {entry.id: entry for entry in node.define_schema().inputs}
+        assert ("device" in inputs) is (count > 1)
+        if count > 1:
+            assert inputs["device"].options == ["default", "cpu", *several]
 
 
 @pytest.mark.parametrize("place", [1, "cpu"])
