@@ -15,12 +15,15 @@ from comfy.text_encoders import (
     hunyuan_video,
     lumina2,
     mistral,
+    ovis,
     pile_t5,
     qwen,
     t5_alone,
     umt5,
 )
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip
+from comfy.text_encoders.hidream import PARTS as HIDREAM_PARTS
+from comfy.text_encoders.hidream import HiDreamTokenizer, hidream_clip
 from comfy.text_encoders.kandinsky5 import (
     Kandinsky5Tokenizer,
     Kandinsky5TokenizerImage,
@@ -106,9 +109,13 @@ ALONE: dict[str, Target] = {
         qwen.ZImageTokenizer, qwen.qwen_clip(qwen.ZImageTEModel, kept)
     ),
     QWEN25_3B: lambda kept: ClipTarget(Omnigen2Tokenizer, omnigen2_clip(kept)),
+    ovis.NAME: lambda kept: ClipTarget(ovis.OvisTokenizer, ovis.te(kept)),
     lumina2.GEMMA2_2B: lambda kept: ClipTarget(lumina2.LuminaTokenizer, lumina2.te(kept)),
     lumina2.GEMMA3_4B: lambda kept: ClipTarget(
         lumina2.NTokenizer, lumina2.te(kept, lumina2.GEMMA3_4B)
+    ),
+    hunyuan_video.NAME: lambda kept: ClipTarget(
+        HiDreamTokenizer, hidream_clip([hunyuan_video.NAME], kept)
     ),
     mistral.NAME: lambda kept: ClipTarget(mistral.Flux2Tokenizer, mistral.flux2_clip(kept)),
 }
@@ -125,7 +132,6 @@ FOR_TYPE: dict[tuple[CLIPType, frozenset[str]], Target | None] = {
     (CLIPType.PIXART, frozenset({"t5xxl"})): _t5(t5_alone.PIXART),
     (CLIPType.CHROMA, frozenset({"t5xxl"})): _t5(t5_alone.PIXART),
     (CLIPType.WAN, frozenset({"t5xxl"})): None,
-    (CLIPType.HIDREAM, frozenset({"t5xxl"})): None,
     (CLIPType.HUNYUAN_VIDEO, frozenset({"clip_l", hunyuan_video.NAME})): lambda kept: ClipTarget(
         hunyuan_video.HunyuanVideoTokenizer, hunyuan_video.hunyuan_video_clip(kept)
     ),
@@ -185,6 +191,8 @@ def text_target(
         if clip_type is CLIPType.SD3 and together <= set(SD3_PARTS):
             clip_l, clip_g, t5 = (name in together for name in SD3_PARTS)
             return ClipTarget(SD3Tokenizer, sd3_clip(clip_l, clip_g, t5, kept))
+        if clip_type is CLIPType.HIDREAM and together <= set(HIDREAM_PARTS):
+            return ClipTarget(HiDreamTokenizer, hidream_clip(names, kept))
         alone = ALONE.get(names[0]) if len(names) == 1 else None
         found = FOR_TYPE.get((clip_type, together), alone)
         if found is not None:
@@ -204,5 +212,9 @@ def known_in_words() -> str:
         for (kind, names), row in FOR_TYPE.items()
         if row is not None and len(names) > 1
     ]
-    rest = ["clip_l with clip_g for SDXL", "clip_l, clip_g, t5xxl or some for type sd3"]
+    rest = [
+        "clip_l with clip_g for SDXL",
+        "clip_l, clip_g, t5xxl or some for type sd3",
+        "clip_l, clip_g, t5xxl, llama or some for type hidream",
+    ]
     return "; ".join([f"one of {', '.join(ALONE)}", *rest, *pairs])

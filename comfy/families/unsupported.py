@@ -37,7 +37,6 @@ NETWORKS: Marks = (
     (("head.modulation", "face_adapter.fuser_blocks.0.k_norm.weight"), "Wan 2.2 Animate"),
     (("head.modulation",), "Wan, of a kind with other inputs"),
     (("t_embedder.mlp.2.weight",), "Hunyuan3D 2.1"),
-    (("caption_projection.0.linear.weight",), "HiDream"),
     (("txt_norm.weight",), "Qwen-Image"),
 )
 

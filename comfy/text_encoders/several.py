@@ -15,6 +15,7 @@ from comfy.text_encoders.tokenizer import SDTokenizer
 MARKS = (
     ("text_model.encoder.layers.30.mlp.fc1.weight", "clip_g"),
     ("text_model.encoder.layers.1.mlp.fc1.weight", "clip_l"),
+    ("shared.weight", "t5xxl"),
 )
 
 

@@ -10,6 +10,7 @@ from comfy.text_encoders import (
     lumina2,
     mistral,
     omnigen2,
+    ovis,
     pile_t5,
     qwen,
     tekken,
@@ -26,6 +27,7 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     qwen.QWEN25_7B: qwen.find_qwen_pieces,
     qwen.QWEN3_4B: qwen.find_qwen_pieces,
     omnigen2.NAME: qwen.find_qwen_pieces,
+    ovis.NAME: qwen.find_qwen_pieces,
     mistral.NAME: tekken.find_tekken_pieces,
     hunyuan_video.NAME: hunyuan_video.find_llama_pieces,
     lumina2.GEMMA2_2B: lumina2.find_gemma_pieces,
@@ -36,10 +38,13 @@ EMBEDDED_NAMES = (EMBEDDED, tekken.EMBEDDED)
 
 
 def vocabulary_beside(weights: Mapping[str, Any], folders: Iterable[str]) -> dict[str, str]:
-    """Tokenizer data that name a vocabulary file for an encoder among some weights, if any."""
+    """Tokenizer data that name vocabulary files for encoders among some weights.
+
+    Each is under `<encoder>_vocabulary`, and the first under the entry that an encoder alone reads.
+    """
+    places = list(folders)
     encoders = {key.split(".")[0] for key in weights}
-    for encoder, find in VOCABULARIES.items():
-        if encoder in encoders:
-            path = find(folders)
-            return {} if path is None else {DATA_ENTRY: path}
-    return {}
+    paths = {name: find(places) for name, find in VOCABULARIES.items() if name in encoders}
+    found = {f"{name}_vocabulary": path for name, path in paths.items() if path is not None}
+    first = next(iter(paths.values()), None)
+    return found if first is None else {DATA_ENTRY: first, **found}

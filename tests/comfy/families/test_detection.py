@@ -118,6 +118,7 @@ NOT_IN_THE_RECORD = {
         "Stable Audio open 1.0",
         "Lumina2",
         "Omnigen2",
+        "HiDream I1",
         "Kandinsky5 lite video",
         "Kandinsky5 pro video",
         "Kandinsky5 lite image",
