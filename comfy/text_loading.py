@@ -29,6 +29,7 @@ from comfy.text_encoders import (
     lumina2,
     mistral,
     omnigen2,
+    ovis,
     pile_t5,
     qwen,
     t5_alone,
@@ -54,12 +55,10 @@ UNSUPPORTED_MARKS = (
     ("model.encoder.layers.0.mixer.Wqkv.weight", "Jina CLIP 2"),
     (f"{T5_BLOCK}1.DenseReluDense.wi.weight", "T5 of the first version"),
     (GEMMA3_12B_MARK, "Gemma 3 12B (LTX-2)"),
-    ("model.layers.0.self_attn.q_norm.weight", "Qwen 3 2B (Ovis)"),
 )
 T5_WIDTHS = {768: "T5-base (Stable Audio, ACE-Step)"}
 
 MISTRAL_WIDTH = 5120  # that of Llama is 4096
-OTHER_QWEN_WIDTH = 2048  # Qwen 2.5 3B and Qwen 3 2B (Ovis)
 
 OLD_T5 = {1024: OLD_XXL, 768: t5_alone.BASE}  # without a gate, by width
 
@@ -164,13 +163,11 @@ def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
         return lumina2.GEMMA3_4B if has_head_norms else lumina2.GEMMA2_2B
     if norm is None:
         return None
-    if norm.shape[0] == OTHER_QWEN_WIDTH:
-        is_qwen25 = "model.layers.0.self_attn.k_proj.bias" in state_dict
-        return omnigen2.NAME if is_qwen25 else None
+    is_narrow = norm.shape[0] == ovis.WIDTH
     if has_head_norms:
-        return qwen.QWEN3_4B
+        return ovis.NAME if is_narrow else qwen.QWEN3_4B
     if "model.layers.0.self_attn.k_proj.bias" in state_dict:
-        return qwen.QWEN25_7B
+        return omnigen2.NAME if is_narrow else qwen.QWEN25_7B
     is_mistral = norm.shape[0] == MISTRAL_WIDTH or tekken.EMBEDDED in state_dict
     return mistral.NAME if is_mistral else hunyuan_video.NAME
 

@@ -16,7 +16,8 @@ from comfy.families import dit_model
 from comfy.families.dit_layout import read_flux_config
 from comfy.families.family import ClipTarget, StateDict, TransformerFamily
 from comfy.families.model_type import ModelType
-from comfy.families.text_sizes import t5_dtype
+from comfy.families.text_sizes import llm_dtype, t5_dtype
+from comfy.text_encoders import ovis
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip
 
 FILL_CHANNELS = 96  # latent, masked picture, and 64 pixels of the mask
@@ -34,7 +35,9 @@ class Flux(TransformerFamily):
     supported_inference_dtypes = [torch.bfloat16, torch.float16, torch.float32]
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
-        """T5-XXL and CLIP ViT-L."""
+        """T5-XXL and CLIP ViT-L; Qwen 3 2B for Ovis-Image."""
+        if any(f"{ovis.NAME}." in key for key in state_dict or ()):
+            return ClipTarget(ovis.OvisTokenizer, ovis.te(llm_dtype(state_dict)))
         return ClipTarget(FluxTokenizer, flux_clip(t5_dtype(state_dict)))
 
 

@@ -21,6 +21,7 @@ LLM_ENCODERS = (
     "qwen3_4b",
     "mistral3_24b",
     "llama",
+    "qwen3_2b",
     "gemma2_2b",
     "gemma3_4b",
 )

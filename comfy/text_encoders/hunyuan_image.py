@@ -28,10 +28,11 @@ BYT5_CONFIG: dict[str, Any] = {
 IMAGE_TEMPLATE = QWEN_IMAGE_TEMPLATE.removesuffix("\n<|im_start|>assistant\n")
 VIDEO_TEMPLATE = (
     "<|im_start|>system\nYou are a helpful assistant. Describe the video by detailing the "
-    "following aspects:\n1. The main content and theme of the video.\n2. The color, shape, size, texture, "
-    "quantity, text, and spatial relationships of the objects.\n3. Actions, events, behaviors "
-    "temporal relationships, physical movement changes of the objects.\n4. background environment, "
-    "light, style and atmosphere.\n5. camera angles, movements, and transitions used in the video."
+    "following aspects:\n1. The main content and theme of the video.\n2. The color, shape, size, "
+    "texture, quantity, text, and spatial relationships of the objects.\n3. Actions, events, "
+    "behaviors temporal relationships, physical movement changes of the objects.\n4. background "
+    "environment, light, style and atmosphere.\n5. camera angles, movements, and transitions used "
+    "in the video."
     "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
 
