@@ -15,7 +15,9 @@ from torch import Tensor
 
 from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.patching.wrappers import WrappersMP
+from comfy.sampling import window_parts
 from comfy.sampling.noise import SEED_MASK
+from comfy.sampling.window_parts import CHANNELS
 from comfy.sampling.window_schedules import (
     ContextFuseMethod,
     ContextFuseMethods,
@@ -25,7 +27,6 @@ from comfy.sampling.window_schedules import (
 )
 
 WRAPPER_KEY = "context_windows"
-CHANNELS = 1  # axis that every window needs whole
 
 CondLists = list[list[dict[str, Any]] | None]
 
@@ -37,12 +38,16 @@ class IndexListContextWindow:
         index_list: Indices along the axis; they need not be in order or side by side.
         dim: The axis.
         total_frames: Length of the whole along it.
+
+    Attributes:
+        controls: Control nets with the window's hints, by the identity of the whole's.
     """
 
     def __init__(self, index_list: Sequence[int], dim: int = 0, total_frames: int = 0) -> None:
         self.index_list = list(index_list)
         self.context_length = len(self.index_list)
         self.dim, self.total_frames = dim, total_frames
+        self.controls: dict[int, Any] = {}
         middle = min(self.index_list) + max(self.index_list)
         self.center_ratio = middle / (2 * total_frames) if total_frames else 0.0
 
@@ -155,11 +160,12 @@ class IndexListContextHandler:
     def _window_value(self, value: Any, x_in: Tensor, window: IndexListContextWindow) -> Any:
         """The window's part of a tensor or network input that has a frame for each of x_in's."""
         tensor = getattr(value, "cond", value)
-        if not torch.is_tensor(tensor) or tensor.ndim <= self.dim:
+        if not torch.is_tensor(tensor):
             return value
-        if tensor.size(self.dim) != x_in.size(self.dim):
+        axis = window_parts.frame_axis(tensor, x_in, self.dim)
+        if axis is None:
             return value
-        part = window.get_tensor(tensor, x_in.device, retain_index_list=self.cond_retain_index_list)
+        part = window.get_tensor(tensor, x_in.device, axis, self.cond_retain_index_list)
         return value._copy_with(part) if tensor is not value else part
 
     def get_resized_cond(
@@ -182,25 +188,22 @@ class IndexListContextHandler:
             for name, value in entry.items():
                 if name == "control":
                     part[name] = self.prepare_control_objects(value, x_in, window)
+                elif name == "mask" and value is not None:
+                    part[name] = window_parts.mask_of(value, x_in, window)
                 elif isinstance(value, dict):
                     part[name] = {k: self._window_value(v, x_in, window) for k, v in value.items()}
                 else:
                     part[name] = self._window_value(value, x_in, window)
-            resized.append(part)
+            area = part.get("area")
+            areas = [] if area is None else window_parts.areas_of(area, window)
+            resized += [part] if area is None else [{**part, "area": one} for one in areas]
         return resized
 
     def prepare_control_objects(
         self, control: Any, x_in: Tensor, window: IndexListContextWindow
     ) -> Any:
         """A control net, and those before it, with the hints of the window."""
-        copied = control.copy()
-        hint = getattr(control, "cond_hint_original", None)
-        if torch.is_tensor(hint) and self.dim == 0 and hint.size(0) == x_in.size(0):
-            copied.cond_hint_original = window.get_tensor(hint)
-        if getattr(control, "previous_controlnet", None) is not None:
-            previous = self.prepare_control_objects(control.previous_controlnet, x_in, window)
-            copied.previous_controlnet = previous
-        return copied
+        return window_parts.control_of(control, x_in, window)
 
     def execute(
         self,

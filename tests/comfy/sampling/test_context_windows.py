@@ -191,3 +191,69 @@ def test_an_axis_that_has_no_windows_is_named(dim: int) -> None:
             model, noise.prepare_noise(latent, 1), 3, 2.0, "euler", "normal",
             conditioning(POSITIVE), conditioning(NEGATIVE), latent, disable_pbar=True, seed=1,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", CONTEXT_MAPPING)
+@pytest.mark.parametrize(
+    ("dim", "shape", "mask_shape"),
+    [
+        (2, (1, 4, 9, 9), (9, 9)), (3, (2, 4, 9, 9), (2, 9, 9)), (0, (9, 4, 3, 3), (9, 3, 3)),
+        (2, (1, 4, 9, 9, 4), (9, 9, 4)), (3, (1, 4, 9, 9, 4), (9, 9, 4)), (2, (1, 4, 9), (1, 9)),
+    ],
+)  # fmt: skip
+def test_regions_lie_where_they_did_in_the_whole(
+    schedule: str, dim: int, shape: tuple[int, ...], mask_shape: tuple[int, ...]
+) -> None:
+    latent = torch.zeros(shape)
+    first = torch.rand(mask_shape, generator=torch.Generator().manual_seed(1))
+    positive = [
+        [context(POSITIVE), {"mask": first}],
+        [context(NEGATIVE), {"mask": 1 - first, "strength": 0.5}],
+    ]
+    options = {"context_length": 4, "context_overlap": 2, "dim": dim, "closed_loop": True}
+    made = []
+    for handler in (None, handler_of(schedule, "pyramid", **options)):
+        model = patcher(ClosedFormModel())
+        if handler is not None:
+            model.model_options["context_handler"] = handler
+        made.append(
+            run.sample(
+                model, noise.prepare_noise(latent, 1), 3, 2.0, "euler", "normal",
+                positive, conditioning(NEGATIVE), latent, disable_pbar=True, seed=1,
+            )
+        )  # fmt: skip
+    torch.testing.assert_close(made[1], made[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dim", "indices", "expected"),
+    [
+        (2, [0, 1, 2, 3], [(2, 4, 2, 1)]),
+        (2, [4, 5, 6, 7], [(2, 4, 0, 1)]),
+        (2, [7, 8], []),
+        (2, [5, 6, 7, 8, 0, 1, 2, 3], [(1, 4, 0, 1), (2, 4, 6, 1)]),
+        (3, [0, 1, 2, 3], [(4, 3, 2, 1)]),
+        (0, [0, 1], [(4, 4, 2, 1)]),
+    ],
+)
+def test_an_area_is_the_part_of_it_in_the_window(
+    dim: int, indices: list[int], expected: list[tuple[int, ...]]
+) -> None:
+    window = context_windows.IndexListContextWindow(indices, dim, 9)
+    entry = {"area": (4, 4, 2, 1), "model_conds": {}}
+    handler = handler_of("standard_static", dim=dim)
+    made = handler.get_resized_cond([entry], torch.zeros(9, 4, 9, 9), window)
+    assert [part["area"] for part in made] == expected
+
+
+def test_a_text_with_as_many_tokens_as_the_latent_has_rows_is_whole_in_every_window() -> None:
+    from comfy.conds import CONDCrossAttn
+
+    handler = handler_of("standard_static", dim=2)
+    window = context_windows.IndexListContextWindow([2, 3], 2, 9)
+    text, several = torch.rand(1, 9, 9), torch.rand(1, 2, 4, 9, 3, 3)
+    entry = {"cross_attn": text, "model_conds": {"c": CONDCrossAttn(text), "vace": several}}
+    (made,) = handler.get_resized_cond([entry], torch.zeros(1, 4, 9, 3, 3), window)
+    assert made["cross_attn"] is text
+    assert made["model_conds"]["c"].cond is text
+    assert torch.equal(made["model_conds"]["vace"], several[:, :, :, [2, 3]])
