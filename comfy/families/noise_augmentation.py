@@ -117,6 +117,11 @@ class Timestep(nn.Module):
         return timestep_embedding(t, self.dim)
 
 
+def seed_beside(seed: int | None) -> int:
+    """Seed of the noise on pictures in a run with this seed; one without a seed counts as 0."""
+    return (seed or 0) - SEED_DISTANCE
+
+
 def unclip_adm(
     unclip_conditioning: Sequence[Mapping[str, Any]],
     device: torch.device | str,

@@ -15,10 +15,10 @@ from comfy.families.base import BaseModel
 from comfy.families.family import ModelFamily
 from comfy.families.model_type import ModelType
 from comfy.families.noise_augmentation import (
-    SEED_DISTANCE,
     CLIPEmbeddingNoiseAugmentation,
     NoiseAugmentation,
     linear_alphas,
+    seed_beside,
     unclip_adm,
 )
 from comfy.nn.timesteps import timestep_embedding
@@ -48,7 +48,7 @@ class SD21UNCLIP(BaseModel):
         device = kwargs["device"]
         if not pictures:
             return torch.zeros(1, self.adm_channels, device=device)
-        seed = kwargs.get("seed", 0) - SEED_DISTANCE
+        seed = seed_beside(kwargs.get("seed"))
         merge = kwargs.get("unclip_noise_augment_merge", MERGED_AUGMENTATION)
         return unclip_adm(pictures, device, self.noise_augmentor, merge, seed)
 
@@ -75,7 +75,7 @@ class SD_X4Upscaler(BaseModel):
         image = fitted(image.to(kwargs["device"]), noise)
         level = torch.tensor([round(self.noise_augmentor.max_noise_level * amount)])
         if amount > 0:
-            seed = kwargs.get("seed", 0) - SEED_DISTANCE
+            seed = seed_beside(kwargs.get("seed"))
             image = self.noise_augmentor.noised(image, level, seed)
         made: dict[str, Any] = {
             "c_concat": conds.CONDNoiseShape(resize.resize_to_batch_size(image, noise.shape[0])),

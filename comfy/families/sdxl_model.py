@@ -12,8 +12,8 @@ from comfy.families.base import BaseModel
 from comfy.families.family import ModelFamily
 from comfy.families.model_type import ModelType
 from comfy.families.noise_augmentation import (
-    SEED_DISTANCE,
     CLIPEmbeddingNoiseAugmentation,
+    seed_beside,
     unclip_adm,
 )
 from comfy.families.sd15_model import InstructPixToPix
@@ -39,7 +39,7 @@ def sdxl_pooled(args: Mapping[str, Any], noise_augmentor: CLIPEmbeddingNoiseAugm
     """
     pictures = args.get("unclip_conditioning")
     if pictures:
-        seed = args.get("seed", 0) - SEED_DISTANCE
+        seed = seed_beside(args.get("seed"))
         made = unclip_adm(pictures, args["device"], noise_augmentor, seed=seed)
         return made[:, : noise_augmentor.dim]
     pooled: Tensor | None = args.get("pooled_output")

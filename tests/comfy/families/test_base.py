@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from comfy import conds
 from comfy.families import (
     auraflow,
+    cascade,
     chroma,
     detection,
     flux,
@@ -210,6 +212,8 @@ CASES = {
     "auraflow": (auraflow.AuraFlow, WITHOUT_NETWORK),
     "omnigen2": (omnigen2.Omnigen2, WITHOUT_NETWORK),
     "hidream": (hidream.HiDream, WITHOUT_NETWORK),
+    "cascade_b": (cascade.Stable_Cascade_B, WITHOUT_NETWORK),
+    "cascade_c": (cascade.Stable_Cascade_C, WITHOUT_NETWORK),
     "kandinsky5": (kandinsky5.Kandinsky5, WITHOUT_NETWORK),
     "wan_i2v_noimage": (wan.WAN21_I2V, {**WAN, "model_type": "i2v", "in_dim": 36}),
     "wan_i2v": (wan.WAN21_I2V, {**WAN, "model_type": "i2v", "in_dim": 36}),
@@ -430,6 +434,43 @@ def test_pictures_take_the_place_of_text_in_sdxl() -> None:
     assert (vector[:, :1280] - seen.image_embeds.mean(dim=0)).std() < 0.1
     assert torch.equal(vector, model.encode_adm(unclip_conditioning=[one], **given, **text))
     assert not model.encode_adm(**given, **text)[:, :1280].any()
+
+
+def cosine_shares() -> np.ndarray:
+    """What is left of a picture at each of 1000 levels, by the squared cosine, in float64."""
+    left = np.cos((np.arange(1001) / 1000 + 0.008) / 1.008 * np.pi / 2) ** 2
+    return np.cumprod(1 - np.minimum(1 - left[1:] / left[:-1], 0.999))
+
+
+@pytest.mark.parametrize("seed", [None, 0, 3, 2**64 - 1])
+def test_pictures_of_unclip_are_noised_and_summed_by_the_formula(seed: int | None) -> None:
+    model = build(sd_pictures.SD21UnclipH, adm_in_channels=2048, num_classes="sequential")
+    dim, shares = 1024, cosine_shares()
+    settings = [(0.7, 0.0), (0.4, 0.5), (1.5, 1.0)]
+    pictures = [
+        {
+            "clip_vision_output": SimpleNamespace(image_embeds=torch.randn(1, dim)),
+            "strength": strength, "noise_augmentation": amount,
+        }
+        for strength, amount in settings
+    ]  # fmt: skip
+    drawn = torch.randn(1, dim, generator=torch.Generator().manual_seed((seed or 0) - 10)).numpy()
+    steps = np.exp(-np.log(10000) * np.arange(dim // 2) / (dim // 2))
+
+    def noised(embedding: Any, amount: float) -> Any:
+        level = round(999 * amount)
+        noisy = shares[level] ** 0.5 * embedding + (1 - shares[level]) ** 0.5 * drawn
+        told = np.concatenate([np.cos(level * steps), np.sin(level * steps)])[None]
+        return np.concatenate([noisy, told], axis=1)
+
+    made = [
+        noised(one["clip_vision_output"].image_embeds.double().numpy(), amount) * strength
+        for one, (strength, amount) in zip(pictures, settings)
+    ]
+    for count, expected in ((1, made[0]), (3, noised(sum(made)[:, :dim], 0.05))):
+        given = {"unclip_conditioning": pictures[:count], "device": "cpu", "seed": seed}
+        found = model.encode_adm(noise=torch.zeros(1, 4, 8, 8), **given).double().numpy()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
 
 
 def test_noise_augmentation_leaves_no_weights_in_files() -> None:
