@@ -31,7 +31,7 @@ def build_application(server: PromptServer) -> web.Application:
     layers: list[Middleware] = [
         connections.note,
         metrics.measure(lambda: server.metrics),
-        log_requests,
+        log_requests(),
         middleware.cache_headers,
     ]
     if options.compress:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from comfy_server.services import PROMPT_ID, USER
 
@@ -48,26 +49,48 @@ def _level(method: str, status: int) -> int:
     return logging.DEBUG if method in READING else logging.INFO
 
 
-@web.middleware
-async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
+class RequestLog:
+    """Collects the lines of requests that end in the same turn of the event loop.
+
+    They are written together: each write gives the interpreter away, and under load getting it
+    back takes longer than the request.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[int, list[str]] = {}
+
+    def note(self, level: int, line: str) -> None:
+        """Takes a line; it is written when the loop has done what is ready now."""
+        if not self._lines:
+            asyncio.get_running_loop().call_soon(self.write)
+        self._lines.setdefault(level, []).append(line)
+
+    def write(self) -> None:
+        """Writes what was taken, the loudest last."""
+        lines, self._lines = self._lines, {}
+        for level in sorted(lines):
+            logger.log(level, "%s", "\n".join(lines[level]))
+
+
+def log_requests() -> Middleware:
     """Logs method, path (without query: it may hold secrets), status, time, user and prompt."""
-    started = time.perf_counter()
-    status = 500
-    try:
-        response = await handler(request)
-        status = response.status
-        return response
-    finally:
-        level = _level(request.method, status)
-        if logger.isEnabledFor(level):
-            logger.log(
-                level,
-                "%s %s %d %.1f ms user=%s from=%s prompt=%s",
-                request.method,
-                ascii(request.path)[1:-1],
-                status,
-                (time.perf_counter() - started) * 1000,
-                request.get(USER, "-"),
-                request.remote,
-                request.get(PROMPT_ID, "-"),
-            )
+    log = RequestLog()
+
+    @web.middleware
+    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+        started = time.perf_counter()
+        status = 500
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            level = _level(request.method, status)
+            if logger.isEnabledFor(level):
+                path = ascii(request.path)[1:-1]
+                took_ms = (time.perf_counter() - started) * 1000
+                who = f"user={request.get(USER, '-')} from={request.remote}"
+                prompt = f"prompt={request.get(PROMPT_ID, '-')}"
+                log.note(level, f"{request.method} {path} {status} {took_ms:.1f} ms {who} {prompt}")
+
+    return note

@@ -294,3 +294,28 @@ def test_a_format_that_is_no_folder_below_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="date format"):
         folder_paths.set_date_format(text)
     assert folder_paths.date_format is None
+
+
+@pytest.mark.parametrize(
+    ("names", "highest"),
+    [
+        ([], 0),
+        (["a_00001_.png", "a_00012_.png", "a_3.png", "a_7"], 12),
+        (["a_00012x_.png", "a__5_.png", "a_.png", "ba_00009_.png", "xa_8_.png"], 0),
+        (["a_5_.png", "a_b_00031_.png", "A_00040_.png"], 5),
+        (["a_99999_.png", "a_100000_.png", "a_00007_\n.png"], 100_000),
+        ([f"a_{number:05}_.png" for number in range(1, 3000)], 2999),
+    ],
+)
+def test_the_next_counter_is_behind_the_highest(
+    tmp_path: Path, names: list[str], highest: int
+) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    assert folder_paths.get_save_image_path("a", str(tmp_path))[2] == highest + 1
+
+
+def test_a_prefix_that_looks_like_a_pattern_is_taken_as_it_is(tmp_path: Path) -> None:
+    for name in ("a+(b)_00004_.png", "aab_00009_.png"):
+        (tmp_path / name).touch()
+    assert folder_paths.get_save_image_path("a+(b)", str(tmp_path))[2] == 5

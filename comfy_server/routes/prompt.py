@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import re
 import time
 import uuid
@@ -38,6 +39,7 @@ routes = web.RouteTableDef()
 
 MOST_WAITING = 100_000
 ID_PATTERN = re.compile(r"[\w.:@+=-]{1,128}", re.ASCII)
+IDS_AT_ONCE = 256
 REPLY_LEAD_S = 0.01  # what a busy client needs to read the reply before the frames behind it
 
 
@@ -242,7 +244,7 @@ def _position(body: dict[str, Any], server: PromptServer) -> float:
 def _prompt_id(body: dict[str, Any]) -> str:
     wish = body.get("prompt_id")
     if wish is None:
-        return str(uuid.uuid4())
+        return next(_IDS)
     if not isinstance(wish, str) or not ID_PATTERN.fullmatch(wish):
         raise PromptRefused(
             "invalid_prompt_id",
@@ -250,6 +252,17 @@ def _prompt_id(body: dict[str, Any]) -> str:
             "use a UUID, or up to 128 letters, digits and . _ : @ + = -; or leave it out",
         )
     return wish
+
+
+def _new_ids() -> Iterator[str]:
+    """Random ids; the system is asked for many at once, since each call gives way to the worker."""
+    while True:
+        block = os.urandom(16 * IDS_AT_ONCE)
+        for start in range(0, len(block), 16):
+            yield str(uuid.UUID(bytes=block[start : start + 16], version=4))
+
+
+_IDS = _new_ids()
 
 
 def _graph(body: dict[str, Any], most_nodes: int) -> dict[str, Any]:

@@ -488,3 +488,15 @@ async def test_only_admins_reach_what_installs_programs(start: Start) -> None:
     for path in ("/v2/customnode/x", "/api/v2/customnode/x"):
         assert await people.get("ann", path) == 403
         assert await people.get("root", path) == {"installed": True}
+
+
+async def test_requests_that_end_together_have_a_line_each(
+    people: People, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "comfy_server.request_log")
+    await asyncio.gather(*(people.submit("ann", f"p{number}") for number in range(20)))
+    lines = [line for record in caplog.records for line in record.getMessage().splitlines()]
+    told = [line for line in lines if line.startswith("POST /prompt 200")]
+    assert sorted(line.rpartition("prompt=")[2] for line in told) == sorted(
+        f"p{number}" for number in range(20)
+    )
