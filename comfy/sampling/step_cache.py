@@ -45,6 +45,8 @@ class _Seen:
         rate: Change of the output per change of the input.
         sum: Predicted change since the latest computed step.
         differences: Output minus input, by what it was computed for.
+        lead: What the inputs and outputs above are of: the first that was computed, so that they
+            are the same whether entries share a call or not.
     """
 
     sigma: float | None = None
@@ -55,6 +57,7 @@ class _Seen:
     rate: float | None = None
     sum: float = 0.0
     differences: dict[Hashable, Tensor] = field(default_factory=dict)
+    lead: Hashable = None
     computed: int = 0
     skipped: int = 0
 
@@ -99,7 +102,7 @@ class StepCache:
         """
         seen = self._seen
         if sigma != seen.sigma:
-            seen.sigma, seen.skip = sigma, self._decide(x, sigma)
+            seen.sigma, seen.skip = sigma, self._decide(x.chunk(len(keys))[0], sigma)
             seen.skipped += seen.skip
             seen.computed += not seen.skip
         known = all(
@@ -138,10 +141,14 @@ class StepCache:
 
     def learn(self, x: Tensor, output: Tensor, keys: Sequence[Hashable]) -> None:
         """Take note of a computed output."""
-        chunks = zip(x.chunk(len(keys)), output.chunk(len(keys)), keys)
-        for place, (part, made, key) in enumerate(chunks):
-            self._seen.differences[key] = (made - part[:, : made.shape[1]]).detach()
-            if place == 0:
+        seen = self._seen
+        for part, made, key in zip(x.chunk(len(keys)), output.chunk(len(keys)), keys):
+            kept = part[:, : made.shape[1]]
+            if kept.shape != made.shape:  # a network of another kind: nothing to predict from
+                continue
+            seen.differences[key] = (made - kept).detach()
+            if seen.lead in (None, key):
+                seen.lead = key
                 self._measure(_sparse(part), _sparse(made))
 
     def _measure(self, x: Tensor, output: Tensor) -> None:
@@ -183,8 +190,11 @@ class CachedNetwork:
     def __call__(self, executor: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         options = kwargs.get("transformer_options") or _options_among(args)
         keys, sigmas = options.get("uuids"), options.get("sigmas")
-        if not keys or sigmas is None:
+        if not keys or sigmas is None or not torch.is_tensor(x):
             return executor(x, *args, **kwargs)
+        window = options.get("context_window")
+        if window is not None:  # each window has differences of its own
+            keys = [(key, window.dim, tuple(window.index_list)) for key in keys]
         if self.cache.skips(x, float(sigmas[0]), keys):
             return self.cache.predict(x, keys)
         output = executor(x, *args, **kwargs)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from comfy.sampling import noise, run
-from comfy.sampling.step_cache import StepCache
+from comfy.sampling import batching, noise, run
+from comfy.sampling.context_windows import IndexListContextWindow
+from comfy.sampling.step_cache import CachedNetwork, StepCache
 from comfy_extras.nodes_easycache import EasyCache, LazyCache
 from tests.comfy.sampling.support import (
     NEGATIVE,
@@ -107,3 +108,61 @@ def test_latents_of_any_rank_are_measured(shape: tuple[int, ...]) -> None:
         if not cache.skips(x, sigma, ["k"]):
             cache.learn(x, x * 0.5, ["k"])
     assert (cache.computed, cache.skipped) == (2, 1)
+
+
+@torch.inference_mode()
+def test_what_is_skipped_does_not_depend_on_how_entries_share_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    latent = torch.zeros(1, 4, 16, 24)
+    made = []
+    for free in (1e12, 0.0):  # both entries in a call, each in its own
+        monkeypatch.setattr(batching.memory, "recent_free_memory", lambda device, free=free: free)
+        model = patcher(UNetBase())
+        monkeypatch.setattr(model.model, "memory_required", lambda shape, cond_shapes=None: 1e6)
+        view = EasyCache.execute(model, 0.3, 0.0, 1.0, False)[0]
+        rows: list[int] = []
+        model.model.diffusion_model.register_forward_hook(
+            lambda module, args, out, rows=rows: rows.append(args[0].shape[0])
+        )
+        made.append(
+            run.sample(
+                view, noise.prepare_noise(latent, 1), 12, 3.0, "euler", "karras", text(1), text(2),
+                latent, disable_pbar=True, seed=1,
+            )
+        )  # fmt: skip
+        assert set(rows) == ({2} if free else {1})
+    torch.testing.assert_close(made[0], made[1], rtol=1e-4, atol=1e-4)
+
+
+def test_each_window_has_differences_of_its_own() -> None:
+    cache = StepCache(10.0, 100.0, 0.0)
+    wrapper, calls = CachedNetwork(cache), []
+    windows = [IndexListContextWindow(list(part), dim=2) for part in ((0, 1), (2, 3))]
+
+    def network(x: Tensor, **_: Any) -> Tensor:
+        calls.append(1)
+        return 0.5 * x + float(x.mean() > 10)
+
+    for step in range(4):
+        for place, window in enumerate(windows):
+            x = torch.full((1, 1, 2, 4), 5.0 - step + 20 * place)
+            options = {
+                "uuids": ["a"],
+                "sigmas": torch.tensor([9.0 - step]),
+                "context_window": window,
+            }
+            made = wrapper(network, x, transformer_options=options)
+            if step < 2:
+                continue
+            computed_at = torch.full((1, 1, 2, 4), 5.0 - 1 + 20 * place)
+            torch.testing.assert_close(made, x + (network(computed_at) - computed_at))
+    assert len(calls) == 4 + 4  # two steps of two windows, and those for the comparison
+
+
+def test_a_network_whose_output_has_another_shape_is_always_called() -> None:
+    cache = StepCache(10.0, 100.0, 0.0)
+    for step in range(4):
+        x = torch.full((1, 4, 8, 8), 5.0 - step)
+        assert not cache.skips(x, 9.0 - step, ["k"])
+        cache.learn(x, torch.zeros(1, 8, 8, 8), ["k"])
