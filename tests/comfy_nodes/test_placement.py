@@ -52,6 +52,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         save_file(alone, root / folder / "alone.safetensors", metadata=tiny_checkpoint.HEADER)
     yield root
     patch.undo()
+    folder_paths.filename_list_cache.clear()
 
 
 HALF = 0.05
