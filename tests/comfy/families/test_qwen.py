@@ -82,8 +82,9 @@ def test_language_models_agree_with_the_reference(name: str, golden_folder: Path
         "all": model(ids[:1], intermediate_output="all", **plain)[1],
         "layers_0_2": model(ids[:1], intermediate_output=[0, 2], **plain)[1],
     }
+    tolerance = TOLERANCE if name.startswith("gemma3") else 2e-5  # seven layers, four norms each
     for key, answer in answers.items():
-        assert_close_to_golden(answer, net.outputs[key])
+        assert_close_to_golden(answer, net.outputs[key], tolerance)
 
 
 def test_the_full_size_encoder_has_the_recorded_weights(golden_folder: Path) -> None:

@@ -303,7 +303,7 @@ def test_encoders_that_do_not_go_together_are_refused_with_what_does(
 def test_encoders_of_other_families_are_told_by_name(tmp_path: Path) -> None:
     keys = {
         "Gemma 3 12B": ("model.layers.47.self_attn.q_norm.weight", (4,)),
-        "Qwen 2.5 3B": ("model.layers.0.self_attn.k_proj.bias", (4,)),
+        "Jina CLIP 2": ("model.encoder.layers.0.mixer.Wqkv.weight", (4,)),
     }
     for name, (key, shape) in keys.items():
         path = tmp_path / "te.safetensors"
