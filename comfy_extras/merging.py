@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
 NETWORK = "diffusion_model."
 NOT_MERGED = (".position_ids", ".logit_scale")  # numbers that are no learned weights of the mix
 ALIKE = 0.92
@@ -60,17 +62,37 @@ def check_alike(
         others: The second one's.
 
     Raises:
-        ValueError: Too few weights have the name and shape of one of the other side.
+        ValueError: The networks are of two kinds, or too few weights have the name and shape of
+            one of the other side.
     """
     fitting = sum(key in own and _shape(own[key]) == _shape(others[key]) for key in others)
     fewer = min(len(own), len(others))
-    if fitting < ALIKE * fewer or not fewer:
-        kinds = [family_of(owner) for owner in owners]
-        raise ValueError(
-            f"{name}1 ({kinds[0]}, {len(own)} weights) and {name}2 ({kinds[1]}, {len(others)} "
-            f"weights) cannot be mixed: {fitting} weights fit each other, expected those of one "
-            "architecture and size; connect two models of one family"
-        )
+    if related(*owners) and fewer and fitting >= ALIKE * fewer:
+        return
+    kinds = [family_of(owner) for owner in owners]
+    found = f"{fitting} weights fit each other" if related(*owners) else (
+        f"{fitting} weights have names and sizes alike, but the networks compute other things"
+    )  # fmt: skip
+    raise ValueError(
+        f"{name}1 ({kinds[0]}, {len(own)} weights) and {name}2 ({kinds[1]}, {len(others)} "
+        f"weights) cannot be mixed: {found}, expected those of one "
+        "architecture and size; connect two models of one family"
+    )
+
+
+def related(first: Any, second: Any) -> bool:
+    """Whether two models have networks of one kind, or of kinds that derive from one.
+
+    Networks of two architectures may name their weights alike, as FLUX and HunyuanVideo do.
+    """
+    kinds = [_kinds(owner) for owner in (first, second)]
+    return not all(kinds) or bool(kinds[0] & kinds[1])
+
+
+def _kinds(owner: Any) -> set[type]:
+    """Classes of a model's network; none for what has no network, such as text encoders."""
+    network = getattr(getattr(owner, "model", None), "diffusion_model", None)
+    return set() if network is None else {*type(network).__mro__} - {nn.Module, object}
 
 
 def family_of(owner: Any) -> str:

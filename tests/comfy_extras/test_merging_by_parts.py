@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ class Weights:
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         self.weights = self.cond_stage_model = weights
+        self.model: Any = None
         self.mixed: dict[str, tuple[float, float]] = {}
 
     def clone(self) -> Weights:
@@ -134,3 +136,30 @@ def test_text_encoders_with_a_part_in_common_can_be_mixed_and_others_not() -> No
     ):
         with pytest.raises(ValueError, match=r"clip1 .*9 weights.*clip2 .*cannot be mixed: 0 "):
             merge(small, encoder("t5xxl"), **options)
+
+
+class Base(torch.nn.Module):
+    """A network."""
+
+
+class Derived(Base):
+    """One of its kind for other inputs."""
+
+
+class Stranger(torch.nn.Module):
+    """A network of another architecture with the same names."""
+
+
+@pytest.mark.parametrize(("kind", "fits"), [(Base, True), (Derived, True), (Stranger, False)])
+def test_networks_of_two_kinds_are_refused_however_alike_their_names(kind: Any, fits: bool) -> None:
+    models = []
+    for network in (Base, kind):
+        model = Weights({f"{NETWORK}a.{n}.weight": torch.empty(2, 2) for n in range(9)})
+        model.model = SimpleNamespace(diffusion_model=network())
+        models.append(model)
+    for first, second in (models, models[::-1]):
+        if fits:
+            assert merging.ModelMergeSimple().merge(first, second, 0.5)[0].mixed
+            continue
+        with pytest.raises(ValueError, match=r"cannot be mixed: 9 .*compute other things.*family"):
+            merging.ModelMergeSimple().merge(first, second, 0.5)
