@@ -3,6 +3,7 @@
 
 from comfy.families.auraflow import AuraFlowModel as AuraFlow
 from comfy.families.base import BaseModel, convert_tensor
+from comfy.families.cascade import StableCascade_B, StableCascade_C
 from comfy.families.cosmos import CosmosPredict2Model as CosmosPredict2
 from comfy.families.dit_model import SD3, Chroma, Flux, Flux2
 from comfy.families.hidream import HiDreamModel as HiDream
@@ -22,6 +23,7 @@ from comfy.families.noise_augmentation import CLIPEmbeddingNoiseAugmentation, Ti
 from comfy.families.omnigen2 import Omnigen2Model as Omnigen2
 from comfy.families.picture_models import (
     SD21UNCLIP,
+    Lotus,
     SD_X4Upscaler,
     Stable_Zero123,
     SV3D_p,

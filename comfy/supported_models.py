@@ -4,6 +4,7 @@
 from comfy import supported_models_base
 from comfy.families import MODEL_FAMILIES as models
 from comfy.families.auraflow import AuraFlow
+from comfy.families.cascade import Stable_Cascade_B, Stable_Cascade_C
 from comfy.families.chroma import Chroma
 from comfy.families.cosmos import CosmosI2VPredict2, CosmosT2IPredict2
 from comfy.families.flux import Flux, FluxInpaint, FluxSchnell
@@ -27,6 +28,7 @@ from comfy.families.sd3 import SD3
 from comfy.families.sd15 import SD15, SD15_instructpix2pix
 from comfy.families.sd20 import SD20
 from comfy.families.sd_pictures import (
+    LotusD,
     SD21UnclipH,
     SD21UnclipL,
     SD_X4Upscaler,

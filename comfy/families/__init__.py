@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from comfy.families import (
     auraflow,
+    cascade,
     chroma,
     cosmos,
     flux,
@@ -34,6 +35,7 @@ from comfy.families import (
 from comfy.families.family import ModelFamily
 
 MODEL_FAMILIES: list[type[ModelFamily]] = [
+    sd_pictures.LotusD,
     sd_pictures.Stable_Zero123,
     sd15.SD15_instructpix2pix,
     sd15.SD15,
@@ -48,6 +50,8 @@ MODEL_FAMILIES: list[type[ModelFamily]] = [
     sdxl.Segmind_Vega,
     sdxl.SDXL,
     sd_pictures.SD_X4Upscaler,
+    cascade.Stable_Cascade_C,
+    cascade.Stable_Cascade_B,
     sd_pictures.SV3D_u,
     sd_pictures.SV3D_p,
     sd_pictures.SVD_img2vid,

@@ -15,8 +15,6 @@ ADALN = "adaln_single.emb.timestep_embedder.linear_1.bias"
 # Keys that every network of a family has (below the prefix) -> its name; the first match wins, so
 # relatives with more keys stand before those with fewer.
 NETWORKS: Marks = (
-    (("clip_txt_mapper.weight",), "Stable Cascade, stage C"),
-    (("clip_mapper.weight",), "Stable Cascade, stage B"),
     (("mlp_t5.0.weight",), "Hunyuan-DiT"),
     (("distilled_guidance_layer.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),
     (("distilled_guidance_layer.0.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),

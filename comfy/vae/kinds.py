@@ -20,6 +20,7 @@ from comfy.ldm.taesd.model import TAESD
 from comfy.ldm.wan.vae import WanVAE
 from comfy.vae import packed_kinds
 from comfy.vae.audio_kinds import detect_oobleck
+from comfy.vae.cascade_kinds import detect_stage_a, detect_stage_c
 from comfy.vae.spec import AutoencoderSpec
 from comfy.vae.video_kinds import detect_hunyuan_video, detect_ltxv
 from comfy.weights.header_hints import read_hints
@@ -310,6 +311,8 @@ AUTOENCODERS: dict[str, Detector] = {
     "hunyuan_video15": packed_kinds.detect_hunyuan_video15,
     "ltxv": detect_ltxv,
     "oobleck": detect_oobleck,
+    "stage_a": detect_stage_a,
+    "stage_c": detect_stage_c,
 }
 
 

@@ -12,10 +12,6 @@ from comfy.weights.marks import Marks, first_match
 
 # Keys that every autoencoder of a kind has -> its name; the first match wins.
 AUTOENCODERS: Marks = (
-    (("vquantizer.codebook.weight",), "Stable Cascade, stage A"),
-    (("backbone.1.0.block.0.1.num_batches_tracked",), "Stable Cascade, encoder of stage C"),
-    (("encoder.backbone.1.0.block.0.1.num_batches_tracked",), "Stable Cascade, stage C"),
-    (("blocks.11.num_batches_tracked",), "Stable Cascade, previewer"),
     (("blocks.2.blocks.3.stack.5.weight",), "Mochi, decoder alone"),
     (("layers.4.layers.1.attn_block.attn.qkv.weight",), "Mochi, encoder alone"),
     (("decoder.blocks.2.blocks.3.stack.5.weight",), "Mochi"),

@@ -13,6 +13,7 @@ from comfy import interrupt, progress
 from comfy.devices import memory, placement, precision, residency
 from comfy.patching.patcher import ModelPatcher
 from comfy.vae import unsupported
+from comfy.vae.cascade_kinds import in_place_of_both
 from comfy.vae.kinds import custom_spec, detect_autoencoder
 from comfy.vae.spec import AutoencoderSpec
 from comfy.vae.tiled import TiledCoding
@@ -76,7 +77,7 @@ class VAE(TiledCoding):
             UnknownWeightsError: The weights are of no known kind.
             IncompleteWeightsError: They are not all there.
         """
-        weights = joined(sd or {})
+        weights = in_place_of_both(joined(sd or {}))
         if is_diffusers_vae(weights):
             weights = convert_vae_state_dict(weights)
         for inner in ("encoder.quant_conv.", "decoder.post_quant_conv."):  # another spelling

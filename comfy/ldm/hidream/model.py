@@ -113,6 +113,9 @@ class MOEFeedForwardSwiGLU(nn.Module):
 class Attention(nn.Module):
     """Attention of one or two streams; weights of the text's end in ``_t``."""
 
+    to_out: nn.Module
+    to_out_t: nn.Module
+
     def __init__(
         self, width: int, heads: int, has_text: bool, operations: Any, **place: Any
     ) -> None:

@@ -189,6 +189,7 @@ CASES = {
         sd_pictures.SD21UnclipH,
         {"adm_in_channels": 2048, "num_classes": "sequential"},
     ),
+    "lotus": (sd_pictures.LotusD, {"adm_in_channels": 4, "num_classes": "sequential"}),
     "sd3": (sd3.SD3, MMDIT),
     "flux": (flux.Flux, FLUX),
     "flux_guidance_ref": (flux.Flux, FLUX),

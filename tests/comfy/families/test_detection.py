@@ -119,6 +119,9 @@ NOT_IN_THE_RECORD = {
         "Lumina2",
         "Omnigen2",
         "HiDream I1",
+        "Stable Cascade C",
+        "Stable Cascade C lite",
+        "Stable Cascade B",
         "Kandinsky5 lite video",
         "Kandinsky5 pro video",
         "Kandinsky5 lite image",
@@ -250,6 +253,8 @@ def test_no_recorded_autoencoder_is_taken_for_another(
     facts = golden_json("vae_detection.json")
     recorded = key_shapes.recorded(golden_folder)["vaes"]
     for name, fact in facts.items():
+        if "error" in fact:  # the recorder could not build it
+            continue
         weights = key_shapes.expand(recorded[name]) if name in recorded else {}
         for key, shape in fact["identified_by"].items():
             weights.setdefault(key, torch.empty(shape, device="meta"))

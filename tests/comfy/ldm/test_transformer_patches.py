@@ -14,6 +14,7 @@ from comfy.ldm.aura.mmdit import MMDiT
 from comfy.ldm.chroma.model import Chroma
 from comfy.ldm.cosmos.predict2 import MiniTrainDIT
 from comfy.ldm.flux.model import Flux
+from comfy.ldm.hidream.model import HiDreamImageTransformer2DModel
 from comfy.ldm.hunyuan3d.model import Hunyuan3Dv2
 from comfy.ldm.hunyuan_video.model import HunyuanVideo
 from comfy.ldm.kandinsky5.model import Kandinsky5
@@ -29,6 +30,7 @@ from tests.support.golden_nets import read_golden_net
 NETWORKS: dict[str, Any] = {
     "stable_audio_dit": AudioDiffusionTransformer,
     "auraflow": MMDiT,
+    "hidream": HiDreamImageTransformer2DModel,
     "cosmos_predict2": MiniTrainDIT,
     "omnigen2": OmniGen2Transformer2DModel,
     "kandinsky5": Kandinsky5,
@@ -57,7 +59,11 @@ class Small:
         self.network: nn.Module = NETWORKS[name](**net.constructor).eval()
         self.network.load_state_dict(net.weights)
         inputs = net.inputs if "x" in net.inputs else net.calls()["a"]
-        self.given = {key: inputs[key] for key in ("x", "context", "y") if key in inputs}
+        self.given = {
+            key: inputs[key]
+            for key in ("x", "context", "y", "encoder_hidden_states_llama3")
+            if key in inputs
+        }
         self.time = inputs["t"]
 
     def __call__(self, options: Options | None = None) -> Tensor:

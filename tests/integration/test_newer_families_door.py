@@ -1,0 +1,223 @@
+"""Small models of newer families at the public door: files in their folders, a graph over HTTP,
+and what comes out.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from torch import Tensor
+
+from comfy.text_encoders import qwen
+from tests.comfy.families import (
+    test_auraflow,
+    test_cascade,
+    test_cosmos,
+    test_hidream,
+    test_kandinsky5,
+    test_lumina2,
+    test_omnigen2,
+    test_qwen,
+    test_stable_audio,
+    test_transformers,
+    test_wan,
+)
+from tests.comfy.families.small_files import PREFIX, prefixed, write
+from tests.support.server_process import ServerProcess, running_server
+
+Graph = dict[str, Any]
+FOLDERS = ("checkpoints", "diffusion_models", "text_encoders", "vae")
+RUN = {
+    "seed": 3, "steps": 2, "cfg": 2.0, "sampler_name": "euler", "scheduler": "simple",
+    "denoise": 1.0,
+}  # fmt: skip
+
+
+def node(class_type: str, **inputs: Any) -> Graph:
+    return {"class_type": class_type, "inputs": inputs}
+
+
+def graph(loaders: Graph, model: Any, clip: Any, vae: Any, latent: Graph) -> Graph:
+    """Text to picture from nodes that load the parts."""
+    return {
+        **loaders,
+        "text": node("CLIPTextEncode", text="a red cat", clip=clip),
+        "none": node("CLIPTextEncode", text="", clip=clip),
+        "latent": latent,
+        "run": node(
+            "KSampler", **RUN, model=model, positive=["text", 0], negative=["none", 0],
+            latent_image=["latent", 0],
+        ),
+        "decode": node("VAEDecode", samples=["run", 0], vae=vae),
+        "save": node("SaveImage", images=["decode", 0], filename_prefix="family"),
+    }  # fmt: skip
+
+
+def apart(clip: Graph, latent: Graph, vae: str, name: str) -> Graph:
+    """The graph of a network, an encoder and an autoencoder in files of their own."""
+    loaders = {
+        "model": node("UNETLoader", unet_name=f"{name}.safetensors", weight_dtype="default"),
+        "clip": clip,
+        "vae": node("VAELoader", vae_name=vae),
+    }
+    return graph(loaders, ["model", 0], ["clip", 0], ["vae", 0], latent)
+
+
+def one(name: str, kind: str) -> Graph:
+    return node("CLIPLoader", clip_name=f"{name}_te.safetensors", type=kind)
+
+
+def empty(class_type: str, **others: int) -> Graph:
+    return node(class_type, width=64, height=64, batch_size=1, **others)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of models that the server looks into."""
+    models = tmp_path_factory.mktemp("newer") / "more"
+    for name in FOLDERS:
+        (models / name).mkdir(parents=True)
+    encoders = models / "text_encoders"
+    test_transformers.pieces(encoders)
+    test_auraflow.pieces(encoders)
+    test_qwen.pieces(encoders)
+    weights: dict[str, tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]] = {
+        "lumina2": (test_lumina2.network(), {"": test_lumina2.text_encoder()}),
+        "cosmos": (test_cosmos.network(), {"": test_cosmos.text_encoder()}),
+        "omnigen2": (test_omnigen2.network(), {"": test_omnigen2.text_encoder()}),
+        "kandinsky5": (test_kandinsky5.network(test_kandinsky5.PICTURE), {}),
+    }
+    for name, (network, texts) in weights.items():
+        write(network, models / "diffusion_models" / f"{name}.safetensors")
+        for ending, encoder in texts.items():
+            write(encoder, encoders / f"{name}_te{ending}.safetensors")
+    for name, encoder in test_kandinsky5.encoders().items():
+        write(encoder, encoders / f"kandinsky5_{name}.safetensors")
+    write(test_transformers.autoencoder(), models / "vae" / "flux_small.safetensors")
+    write(test_wan.wan_autoencoder(), models / "vae" / "wan_small.safetensors")
+    test_stable_audio.checkpoint(models / "checkpoints")
+    write(test_stable_audio.text_encoder(), encoders / "audio_te.safetensors")
+    for stage in "cb":
+        test_cascade.checkpoint(models / "checkpoints", stage)
+    tensors = prefixed(test_auraflow.network(), PREFIX)
+    tensors |= prefixed(test_auraflow.text_encoder(), test_auraflow.ENCODER)
+    write(tensors, models / "checkpoints" / "auraflow.safetensors")
+    write(test_hidream.network(), models / "diffusion_models" / "hidream.safetensors")
+    return models
+
+
+@pytest.fixture(scope="module")
+def families(folders: Path) -> Iterator[ServerProcess]:
+    """A server that finds them."""
+    lines = ["more:", f"    base_path: {folders}", *(f"    {name}: {name}" for name in FOLDERS)]
+    config = folders.parent / "more.yaml"
+    config.write_text("\n".join(lines))
+    arguments = ("--cpu", "--extra-model-paths-config", str(config))
+    with running_server(folders.parent / "server", *arguments) as running:
+        yield running
+
+
+APART = {
+    "lumina2": (one("lumina2", "lumina2"), empty("EmptySD3LatentImage"), "flux_small"),
+    "cosmos": (one("cosmos", "cosmos"), empty("EmptySD3LatentImage"), "wan_small"),
+    "omnigen2": (one("omnigen2", "omnigen2"), empty("EmptySD3LatentImage"), "flux_small"),
+    "kandinsky5": (
+        node(
+            "DualCLIPLoader", type="kandinsky5_image", clip_name1="kandinsky5_clip_l.safetensors",
+            clip_name2=f"kandinsky5_{qwen.QWEN25_7B}.safetensors",
+        ),
+        empty("EmptySD3LatentImage"),
+        "flux_small",
+    ),
+}  # fmt: skip
+
+
+def picture_of(server: ServerProcess, prompt: Graph) -> Image.Image:
+    entry = server.run(prompt)
+    assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
+    return Image.open(io.BytesIO(server.picture(entry, "save")))
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_model_in_parts_makes_a_picture(name: str, families: ServerProcess) -> None:
+    clip, latent, vae = APART[name]
+    picture = picture_of(families, apart(clip, latent, f"{vae}.safetensors", name))
+    assert picture.size == (64, 64)
+
+
+def test_an_auraflow_checkpoint_makes_a_picture(families: ServerProcess) -> None:
+    loaders = {
+        "all": node("CheckpointLoaderSimple", ckpt_name="auraflow.safetensors"),
+        "demo": node("CheckpointLoaderSimple", ckpt_name="latentloom-demo.safetensors"),
+        "shift": node("ModelSamplingAuraFlow", model=["all", 0], shift=1.5),
+    }
+    latent = empty("EmptyLatentImage")
+    picture = picture_of(families, graph(loaders, ["shift", 0], ["all", 1], ["demo", 2], latent))
+    assert picture.width == picture.height > 0
+
+
+def test_stable_audio_makes_a_sound(families: ServerProcess) -> None:
+    loaders = {
+        "all": node("CheckpointLoaderSimple", ckpt_name="audio.safetensors"),
+        "clip": one("audio", "stable_audio"),
+        "told": node(
+            "ConditioningStableAudio", positive=["text", 0], negative=["none", 0],
+            seconds_start=0.0, seconds_total=2.0,
+        ),
+    }  # fmt: skip
+    latent = node("EmptyLatentAudio", seconds=1.0, batch_size=1)
+    prompt = graph(loaders, ["all", 0], ["clip", 0], ["all", 2], latent)
+    prompt["run"]["inputs"] |= {"positive": ["told", 0], "negative": ["told", 1]}
+    prompt["decode"] = node("VAEDecodeAudio", samples=["run", 0], vae=["all", 2])
+    prompt["save"] = node("SaveAudio", audio=["decode", 0], filename_prefix="sound")
+    entry = families.run(prompt)
+    assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
+    assert entry["outputs"]["save"]["audio"][0]["filename"].endswith(".flac")
+
+
+def test_stable_cascade_makes_a_picture_in_two_stages(families: ServerProcess) -> None:
+    loaders = {
+        "c": node("CheckpointLoaderSimple", ckpt_name="stage_c.safetensors"),
+        "b": node("CheckpointLoaderSimple", ckpt_name="stage_b.safetensors"),
+        "prior": node("StableCascade_StageB_Conditioning", conditioning=["text", 0],
+                      stage_c=["first", 0]),
+    }  # fmt: skip
+    latent = node(
+        "StableCascade_EmptyLatentImage", width=256, height=256, compression=42, batch_size=1
+    )
+    prompt = graph(loaders, ["b", 0], ["c", 1], ["b", 2], latent)
+    prompt["first"] = node(
+        "KSampler", **RUN, model=["c", 0], positive=["text", 0], negative=["none", 0],
+        latent_image=["latent", 0],
+    )  # fmt: skip
+    prompt["run"]["inputs"] |= {"positive": ["prior", 0], "latent_image": ["latent", 1]}
+    assert picture_of(families, prompt).size == (256, 256)
+
+
+def test_an_encoder_of_another_model_is_refused_by_name(families: ServerProcess) -> None:
+    prompt = apart(
+        one("lumina2", "lumina2"),
+        empty("EmptySD3LatentImage"),
+        "flux_small.safetensors",
+        "omnigen2",
+    )
+    entry = families.run(prompt)
+    kind, error = entry["status"]["messages"][-1]
+    assert kind == "execution_error"
+    assert error["node_id"] == "run"
+    assert str(test_omnigen2.WIDTH) in error["exception_message"]
+
+
+def test_hidream_refuses_the_states_of_another_encoder(families: ServerProcess) -> None:
+    prompt = apart(
+        one("cosmos", "cosmos"), empty("EmptySD3LatentImage"), "flux_small.safetensors", "hidream"
+    )
+    entry = families.run(prompt)
+    _, error = entry["status"]["messages"][-1]
+    assert error["node_id"] == "run"
+    assert "it takes 24" in error["exception_message"]
