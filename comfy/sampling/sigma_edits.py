@@ -1,4 +1,4 @@
-"""Editing a list of noise levels, as the sigma nodes do. Inputs are never changed."""
+"""Editing levels of noise, as the sigma nodes do. Inputs, tensors or lists, are never changed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from comfy import progress
+from comfy.sampling.checks import levels_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,18 +25,20 @@ FLIPPED_ZERO = 0.0001
 
 def split_at_step(sigmas: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """Levels up to and from a step; both contain the level between them."""
+    sigmas = levels_of(sigmas)
     return sigmas[: step + 1], sigmas[step:]
 
 
 def split_at_denoise(sigmas: Tensor, denoise: float) -> tuple[Tensor, Tensor]:
     """Levels before and of the last round(steps * denoise) steps."""
-    kept = round(max(sigmas.shape[-1] - 1, 0) * denoise)
+    sigmas = levels_of(sigmas)
+    kept = round(max(len(sigmas) - 1, 0) * denoise)
     return sigmas[:-kept] if kept else sigmas[:0], sigmas[-(kept + 1) :]
 
 
 def flip(sigmas: Tensor) -> Tensor:
     """Levels in ascending order, for running an ODE towards noise."""
-    flipped = sigmas.flip(0)
+    flipped = levels_of(sigmas).flip(0)
     if len(flipped) and flipped[0] == 0:
         flipped[0] = FLIPPED_ZERO
     return flipped
@@ -43,7 +46,7 @@ def flip(sigmas: Tensor) -> Tensor:
 
 def with_first(sigmas: Tensor, sigma: float) -> Tensor:
     """Levels with another first one."""
-    changed = sigmas.clone()
+    changed = levels_of(sigmas).clone()
     changed[:1] = sigma
     return changed
 
@@ -67,6 +70,7 @@ def extend(
     """
     if spacing not in SPACINGS:
         raise ValueError(f"unknown spacing {spacing!r}; known: {', '.join(SPACINGS)}")
+    sigmas = levels_of(sigmas)
     highest = math.inf if start_at_sigma < 0 else start_at_sigma
     places = SPACINGS[spacing](torch.linspace(0, 1, steps + 1, device=sigmas.device)[1:-1])
     levels: list[float] = []

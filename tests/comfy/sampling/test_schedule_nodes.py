@@ -263,3 +263,21 @@ def test_words_among_manual_sigmas_are_said(
     caplog.clear()
     assert sigma_edits.parse("14.6, 2; .5 | 0").numel() == 4
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda sigmas: sigma_edits.split_at_step(sigmas, 2)[1],
+        lambda sigmas: sigma_edits.split_at_denoise(sigmas, 0.5)[0],
+        sigma_edits.flip,
+        lambda sigmas: sigma_edits.with_first(sigmas, 20.0),
+        lambda sigmas: sigma_edits.extend(sigmas, 2, -1.0, 0.0, "cosine"),
+    ],
+)
+def test_edits_take_levels_in_a_list_and_keep_it(edit: Callable[[Any], Tensor]) -> None:
+    given = [14.0, 6.0, 2.0, 1.0, 0.0]
+    assert torch.equal(edit(given), edit(torch.tensor(given)))
+    assert given == [14.0, 6.0, 2.0, 1.0, 0.0]
+    with pytest.raises(TypeError, match="a tensor or a list of levels, found NoneType"):
+        edit(None)
