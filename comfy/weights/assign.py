@@ -17,7 +17,7 @@ from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.weights.encodings import encode_layers
 from comfy.weights.mapped_file import release_pages
 from comfy.weights.pages import WeightMemory, is_channels_last
-from comfy.weights.sources import Source, converted, file_state, note_source
+from comfy.weights.sources import Source, file_state, fresh_source, note_source
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def assign_weights(
         state = file_state(tensor)
         prepared[key] = _in_form_of(tensor, own.get(key), memory)
         if prepared[key] is not tensor and state is not None:
-            sources[key] = converted(prepared[key], tensor, state)
+            sources[key] = fresh_source(prepared[key], tensor, state)
         del tensor
     answer = module.load_state_dict(prepared, strict=False, assign=True)
     module.requires_grad_(False)

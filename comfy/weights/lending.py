@@ -30,7 +30,7 @@ from comfy.weights.mapped_file import (
 )
 from comfy.weights.pages import WeightMemory
 from comfy.weights.row_blocks import Term
-from comfy.weights.sources import Source, converted, note_source, source_of
+from comfy.weights.sources import Source, fresh_source, note_source, source_of
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class LentWeight:
         self._recover(self.weight)
         self.is_lent = False
         if converts and self._is_intact():
-            self._noted = converted(self.weight, self._source, self._state)
+            self._noted = fresh_source(self.weight, self._source, self._state)
             note_source(self.weight, self._noted)
 
     def whole(self) -> torch.Tensor:

@@ -44,7 +44,7 @@ def file_state(tensor: torch.Tensor) -> tuple[int, int] | None:
     return None if mapping is None else mapping.state()
 
 
-def converted(weight: torch.Tensor, tensor: torch.Tensor, state: tuple[int, int]) -> Source:
+def fresh_source(weight: torch.Tensor, tensor: torch.Tensor, state: tuple[int, int]) -> Source:
     """The source of a weight that was converted this moment, so that nobody wrote to it since.
 
     Args:
