@@ -169,9 +169,9 @@ class Layers(nn.Module):
         self.requires_grad_(False)
 
 
-def layers_from_file(one_in: int, folder: Path) -> Layers:
-    """Layers in float32 that were converted from a float16 file, as checkpoints are on the CPU."""
-    made = Layers(one_in, torch.float16)
+def layers_from_file(one_in: int, folder: Path, stored: torch.dtype) -> Layers:
+    """Layers in float32 from a file: of float16, as checkpoints are, or of float32, in place."""
+    made = Layers(one_in, stored)
     for parameter in made.parameters():
         parameter.data.normal_()
     save_file(made.state_dict(), folder / "layers.safetensors")
@@ -197,7 +197,10 @@ def bench_patch(one_in: int, rank: int, folder: Path) -> None:
         "fastest and median seconds, ratio of the medians to plain products)"
     )
     cases: dict[str, Callable[[], Layers]] = {
-        "float32, converted from a float16 file": lambda: layers_from_file(one_in, folder),
+        "float32, converted from a float16 file": lambda: layers_from_file(
+            one_in, folder, torch.float16
+        ),
+        "float32, as its file has it": lambda: layers_from_file(one_in, folder, torch.float32),
         "float32 that came from no file": lambda: layers_in_memory(one_in, torch.float32),
         "float16 that came from no file": lambda: layers_in_memory(one_in, torch.float16),
     }
