@@ -1,5 +1,5 @@
-"""Base models of UNets that are shown a picture: unCLIP, the x4 upscaler, Stable Video Diffusion,
-SV3D and Zero123.
+"""Base models of UNets that are shown a picture: unCLIP, the x4 upscaler, Lotus, Stable Video
+Diffusion, SV3D and Zero123.
 """
 
 from __future__ import annotations
@@ -51,6 +51,15 @@ class SD21UNCLIP(BaseModel):
         seed = seed_beside(kwargs.get("seed"))
         merge = kwargs.get("unclip_noise_augment_merge", MERGED_AUGMENTATION)
         return unclip_adm(pictures, device, self.noise_augmentor, merge, seed)
+
+
+class Lotus(BaseModel):
+    """Lotus, told to estimate, and not to copy, the picture it is given for a noisy latent."""
+
+    def encode_adm(self, **kwargs: Any) -> Tensor:
+        """[1, 4]: sines and cosines of the task's two marks, 1 and 0."""
+        marks = torch.tensor([[1.0, 0.0]], device=kwargs["device"])
+        return torch.cat([marks.sin(), marks.cos()], dim=1)
 
 
 class SD_X4Upscaler(BaseModel):

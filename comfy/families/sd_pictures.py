@@ -1,7 +1,7 @@
 """Families of the Stable Diffusion UNet that are shown a picture.
 
-Stable Zero123 is a 1.x network, unCLIP and the x4 upscaler are 2.x ones, Stable Video Diffusion and
-SV3D have temporal layers beside.
+Stable Zero123 is a 1.x network, unCLIP, Lotus and the x4 upscaler are 2.x ones, Stable Video
+Diffusion and SV3D have temporal layers beside.
 """
 # ruff: noqa: ARG002, RUF012 - hooks of the base; class attributes are the facts of a family
 
@@ -81,6 +81,21 @@ class SD21UnclipH(SD21UnclipL):
 
     unet_config = {**SD20.unet_config, "adm_in_channels": 2 * HALF_H}
     noise_aug_config = {**(SD21UnclipL.noise_aug_config or {}), "timestep_dim": HALF_H}
+
+
+class LotusD(SD20):
+    """Lotus D, depth or normals of a picture."""
+
+    unet_config = {**SD20.unet_config, "adm_in_channels": 4, "in_channels": 4}
+    unet_extra_config = {"num_classes": "sequential"}
+    base_model = picture_models.Lotus
+
+    def __init__(self, unet_config: dict[str, Any]) -> None:
+        super().__init__({**unet_config, **SD20.unet_extra_config})
+
+    def model_type(self, state_dict: StateDict, prefix: str = "") -> ModelType:
+        """One step from picture to picture."""
+        return ModelType.IMG_TO_IMG
 
 
 class SD_X4Upscaler(SD20):

@@ -215,3 +215,24 @@ def test_zero123_projects_picture_and_camera(checkpoints: Path) -> None:
         made = StableZero123_Conditioning.execute(encoder, picture, vae, 64, 64, 1, 0.0, azimuth)
         views.append(sampled(model, made[0], made[1], made[2]))
     assert not torch.equal(views[0], views[1])
+
+
+@torch.inference_mode()
+def test_lotus_makes_an_estimate_of_a_picture_in_one_step(checkpoints: Path) -> None:
+    own = {"num_classes": "sequential", "adm_in_channels": 4, "num_head_channels": 64}
+    name = write(checkpoints, unet(**own, model_channels=64), autoencoder())
+    found = loading.load_checkpoint_guess_config(str(checkpoints / name), output_clip=False)
+    model: Any = found.model
+    assert type(model.model.model_config).__name__ == "LotusD"
+    text = [[torch.zeros(1, 2, CONTEXT), {}]]
+    latents = []
+    for seed in (1, 2):  # no noise is added: the seed does not count
+        generator = torch.Generator().manual_seed(4)
+        latent = {"samples": torch.randn(1, 4, 8, 8, generator=generator)}
+        out = common_ksampler(
+            model, seed, 1, 1.0, "euler", "normal", text, text, latent, disable_noise=True
+        )
+        latents.append(out[0]["samples"])
+    assert torch.equal(*latents)
+    assert latents[0].isfinite().all()
+    assert not torch.allclose(latents[0], latent["samples"], atol=1e-3)
