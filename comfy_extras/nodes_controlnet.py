@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import Tensor
 
-from comfy import resize
+from comfy import progress, resize
 from comfy.cldm.control_types import UNION_CONTROLNET_TYPES
+from comfy.control.union import check_kinds, known_kinds
 from comfy_api.latest import ComfyExtension, io
 from comfy_nodes.control import ControlNetApplyAdvanced
+
+logger = logging.getLogger(__name__)
 
 
 class SetUnionControlNetType(io.ComfyNode):
@@ -29,9 +33,15 @@ class SetUnionControlNetType(io.ComfyNode):
 
     @classmethod
     def execute(cls, control_net: Any, type: str) -> io.NodeOutput:
+        numbers = [UNION_CONTROLNET_TYPES[type]] if type in UNION_CONTROLNET_TYPES else []
+        network = getattr(control_net, "control_model", None)
+        check_kinds(network, numbers)
+        if numbers and network is not None and not known_kinds(network):
+            progress.warn(
+                logger, "The type has no effect: this is no union ControlNet, it knows one kind"
+            )
         control = control_net.copy()
-        number = UNION_CONTROLNET_TYPES.get(type)
-        control.set_extra_arg("control_type", [] if number is None else [number])
+        control.set_extra_arg("control_type", numbers)
         return io.NodeOutput(control)
 
     set_controlnet_type = execute

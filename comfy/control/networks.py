@@ -18,6 +18,7 @@ from comfy.control.base import (
     broadcast_image_to,
     no_preprocessing,
 )
+from comfy.control.union import check_kinds
 from comfy.devices import placement, residency
 from comfy.ldm.t2i_adapter.model import Adapter, Adapter_light
 from comfy.ldm.unet import controlnet
@@ -163,6 +164,7 @@ class ControlNet(ControlBase):
     def pre_run(self, model: Any, percent_to_timestep_function: Callable[[float], float]) -> None:
         """See ControlBase."""
         super().pre_run(model, percent_to_timestep_function)
+        check_kinds(self.control_model, self.extra_args.get("control_type") or ())
         self.model_sampling_current = model.model_sampling
 
     def cleanup(self) -> None:

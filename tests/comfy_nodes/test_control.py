@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from comfy.control.base import ControlBase
+from comfy.control.networks import ControlNet
 from comfy_extras.nodes_controlnet import SetUnionControlNetType
 from comfy_nodes.control import ControlNetApply, ControlNetApplyAdvanced
 
@@ -43,3 +44,12 @@ def test_a_union_network_is_told_the_kind_of_hint(kind: str, expected: list[int]
     changed = SetUnionControlNetType.execute(control, kind).args[0]
     assert changed.extra_args["control_type"] == expected
     assert control.extra_args == {}
+
+
+def test_a_kind_told_to_a_network_of_one_kind_is_said_to_do_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    SetUnionControlNetType.execute(ControlNet(torch.nn.Identity()), "auto")
+    assert not caplog.records
+    SetUnionControlNetType.execute(ControlNet(torch.nn.Identity()), "depth")
+    assert "no union ControlNet" in caplog.text

@@ -63,6 +63,7 @@ class ControlNet(nn.Module):
         self.middle_block = build.middle_block()
         self.middle_block_out = self._point(build.channels)
         self.control_add_embedding: ControlAddEmbedding | None = None
+        self.union_kinds = union_controlnet_num_control_type or 0
         if union_controlnet_num_control_type is not None:
             self._add_union(union_controlnet_num_control_type, build.embedding_width)
 
@@ -111,19 +112,18 @@ class ControlNet(nn.Module):
             x: Noisy latent ``[B, C, H, W]``.
             hint: Picture ``[B, hint_channels, 8 H, 8 W]`` in 0..1.
             timesteps, context, y: As for the UNet.
-            control_type: Numbers of the kinds of hint (union form).
+            control_type: Numbers of the kinds of hint (union form); none where it is not told.
         """
         waves = timestep_embedding(timesteps, self.model_channels).to(x.dtype)
         emb = self.time_embed(waves)
+        kinds: list[int] = []
         if self.control_add_embedding is not None:
             kinds = list(control_type or ())
             emb = emb + self.control_add_embedding(kinds, emb.dtype, emb.device)
-            if kinds:
-                hint = hint if hint.ndim > 4 else hint[None]
-                guided = self.union_controlnet_merge(hint, kinds, emb, context)
-            else:
-                guided = None
-        else:
+        if kinds:
+            hints = hint if hint.ndim > 4 else hint[None]
+            guided = self.union_controlnet_merge(hints, kinds, emb, context)
+        else:  # also of a union network that is not told
             guided = self.input_hint_block(hint, emb, context)
         if self.num_classes is not None:
             if y is None:
@@ -136,7 +136,7 @@ class ControlNet(nn.Module):
         block: Any  # a sequence of layers; torch's ModuleList gives its members no type
         for number, (block, point) in enumerate(zip(self.input_blocks, self.zero_convs)):
             h = steps.forward_timestep_embed(block, h, emb, context)
-            if number == 0 and guided is not None:
+            if number == 0:
                 h = h + guided
             residuals.append(point(h, emb, context))
         if self.middle_block is None:

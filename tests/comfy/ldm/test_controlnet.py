@@ -26,8 +26,7 @@ def test_controlnet_agrees_with_the_reference(golden_folder: Path) -> None:
             assert_close_to_golden(value, net.outputs[f"control/{part}/{number}"])
 
 
-@torch.inference_mode()
-def test_union_controlnet_takes_several_kinds_of_hint() -> None:
+def small_union() -> ControlNet:
     model = ControlNet(
         hint_channels=3,
         union_controlnet_num_control_type=6,
@@ -42,12 +41,29 @@ def test_union_controlnet_takes_several_kinds_of_hint() -> None:
     )
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.02)
+    return model
+
+
+@torch.inference_mode()
+def test_union_controlnet_takes_several_kinds_of_hint() -> None:
+    model = small_union()
     hints = torch.rand(2, 1, 3, 64, 64)
     given = (torch.randn(1, 4, 8, 8), hints, torch.tensor([5.0]), torch.randn(1, 3, 16))
     both = model(*given, control_type=[1, 3])["middle"][0]
     other = model(*given, control_type=[1, 4])["middle"][0]
     assert both.isfinite().all()
     assert not torch.allclose(both, other)
+
+
+@torch.inference_mode()
+def test_a_union_controlnet_that_is_not_told_sees_the_hint_as_one_of_a_single_kind_does() -> None:
+    model = small_union()
+    x, t, text = torch.randn(2, 4, 8, 8), torch.tensor([5.0, 5.0]), torch.randn(2, 3, 16)
+    hint = torch.rand(2, 3, 64, 64)
+    told = model(x, hint, t, text, control_type=[])["output"][0]
+    first = model.input_blocks[0][0](x) + model.input_hint_block(hint, None, None)
+    torch.testing.assert_close(told, model.zero_convs[0][0](first))
+    assert torch.equal(told, model(x, hint, t, text)["output"][0])
 
 
 @pytest.mark.parametrize(
