@@ -15,10 +15,14 @@ import folder_paths
 import nodes
 from comfy import progress
 from comfy.ldm.aura.mmdit import MMDiT
+from comfy.ldm.cosmos.predict2 import MiniTrainDIT
 from comfy.ldm.flux.model import Flux
 from comfy.ldm.hunyuan3d.model import Hunyuan3Dv2
 from comfy.ldm.hunyuan_video.model import HunyuanVideo
+from comfy.ldm.kandinsky5.model import Kandinsky5
 from comfy.ldm.lightricks.model import LTXVModel
+from comfy.ldm.lumina.model import NextDiT
+from comfy.ldm.omnigen.omnigen2 import OmniGen2Transformer2DModel
 from comfy.ldm.pixart.pixartms import PixArtMS
 from comfy_extras import nodes_model_merging as merging
 from comfy_extras.nodes_hidream import QuadrupleCLIPLoader
@@ -26,10 +30,14 @@ from comfy_extras.nodes_sd3 import TripleCLIPLoader
 from comfy_nodes import loaders
 from tests.comfy.families import (
     test_auraflow,
+    test_cosmos,
     test_flux2,
     test_hunyuan3d,
     test_hunyuan_video,
+    test_kandinsky5,
     test_ltxv,
+    test_lumina2,
+    test_omnigen2,
     test_pixart,
     test_qwen,
     test_transformers,
@@ -51,6 +59,20 @@ SMALL: dict[str, tuple[Any, dict[str, Any], tuple[int, ...], int]] = {
     "pixart": (PixArtMS, test_pixart.SIZES, (1, 4, 8, 8), test_pixart.TEXT),
     "hunyuan3d": (Hunyuan3Dv2, test_hunyuan3d.SIZES, (1, 64, 12), 64),
     "auraflow": (MMDiT, test_auraflow.SIZES, (1, 4, 6, 5), test_auraflow.WIDTH),
+    "lumina2": (NextDiT, test_lumina2.SIZES, test_lumina2.SHAPE, test_lumina2.TEXT),
+    "cosmos": (MiniTrainDIT, test_cosmos.SIZES, test_cosmos.SHAPE, test_cosmos.TEXT),
+    "omnigen2": (
+        OmniGen2Transformer2DModel,
+        test_omnigen2.SIZES,
+        test_omnigen2.SHAPE,
+        test_omnigen2.WIDTH,
+    ),
+    "kandinsky5": (
+        Kandinsky5,
+        test_kandinsky5.PICTURE,
+        test_kandinsky5.PICTURE_SHAPE,
+        test_kandinsky5.TEXT,
+    ),
 }
 FAMILIES = ("flux", "sd3", "wan", "qwen", "z_image", *SMALL)
 STEPS = (3, 2, 1.0, "euler", "simple")
@@ -190,6 +212,16 @@ LORAS = {
         "transformer.joint_transformer_blocks.0.attn.to_q.lora_A",
         "lora_unet_single_layers_0_attn_w1o.lora_down",
     ),
+    "lumina2": ("diffusion_model.layers.0.attention.out.lora_A",),
+    "cosmos": ("diffusion_model.blocks.0.self_attn.q_proj.lora_A",),
+    "omnigen2": (
+        "layers.0.attn.to_q.lora_A",
+        "lora_unet_layers_0_attn_to_out_0.lora_down",
+    ),
+    "kandinsky5": (
+        "visual_transformer_blocks.0.self_attention.to_query.lora_A",
+        "transformer.visual_transformer_blocks.0.cross_attention.to_key.lora_A",
+    ),
     "z_image": (
         "diffusion_model.layers.0.attention.to_q.lora_A",
         "transformer.layers.0.attention.to_out.0.lora_A",
@@ -205,6 +237,10 @@ WIDTHS |= {
     "ltxv": 64,
     "pixart": 144,
     "hunyuan3d": 32,
+    "lumina2": 96,
+    "cosmos": 48,
+    "omnigen2": 72,
+    "kandinsky5": 32,
 }
 TIMES = {"linear1": 5, "attn_qkv": 3, "attn.qkv": 3, "attention_qkv": 3}
 
