@@ -347,6 +347,7 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
         ("--use-pytorch-cross-attention", "Force torch's fused attention."),
         ("--use-sage-attention", "Force SageAttention."),
         ("--use-flash-attention", "Force FlashAttention."),
+        ("--use-xformers-attention", "Force xFormers' attention."),
     )
     _exclusive(
         parser,

@@ -75,6 +75,7 @@ def precision_policy(args: argparse.Namespace) -> PrecisionPolicy:
         "pytorch": args.use_pytorch_cross_attention,
         "sage": args.use_sage_attention,
         "flash": args.use_flash_attention,
+        "xformers": args.use_xformers_attention,
     }
     return PrecisionPolicy(
         force_fp32=args.force_fp32,

@@ -87,9 +87,15 @@ def wrap_attn(function: AttentionFunction) -> AttentionFunction:
     return overridable
 
 
-def _public(kernel: Kernel, name: str, upcasts: bool = False) -> AttentionFunction:
+def _public(
+    kernel: Kernel, name: str, upcasts: bool = False, approximate: bool = False
+) -> AttentionFunction:
     """Give a kernel the public form: heads split and merged, masks expanded, precision raised if
-    asked."""
+    asked.
+
+    The option ``low_precision_attention=False`` of a call asks for exact results: torch's kernel
+    then stands in for one that is ``approximate``.
+    """
 
     def attention(
         q: Tensor,
@@ -100,6 +106,7 @@ def _public(kernel: Kernel, name: str, upcasts: bool = False) -> AttentionFuncti
         attn_precision: torch.dtype | None = None,
         skip_reshape: bool = False,
         skip_output_reshape: bool = False,
+        low_precision_attention: bool = True,
         **_: Any,
     ) -> Tensor:
         if not skip_reshape:
@@ -109,7 +116,8 @@ def _public(kernel: Kernel, name: str, upcasts: bool = False) -> AttentionFuncti
             k, v = repeat_key_heads(k, v, heads)
         if upcasts and attn_precision is not None and attn_precision != q.dtype:
             q, k = q.to(attn_precision), k.to(attn_precision)
-        out = kernel(q, k, v, expand_mask(mask))
+        run = kernels.fused if approximate and not low_precision_attention else kernel
+        out = run(q, k, v, expand_mask(mask))
         return out if skip_output_reshape else merge_heads(out)
 
     attention.__name__ = attention.__qualname__ = name
@@ -120,8 +128,8 @@ def _always() -> bool:
     return True
 
 
-def _package(name: str) -> Callable[[], bool]:
-    return lambda: optional.is_installed(name)
+def _package(*names: str) -> Callable[[], bool]:
+    return lambda: any(optional.is_installed(name) for name in names)
 
 
 attention_pytorch = _public(kernels.fused, "attention_pytorch")
@@ -129,7 +137,7 @@ attention_basic = _public(kernels.basic, "attention_basic", upcasts=True)
 attention_split = _public(kernels.split, "attention_split", upcasts=True)
 attention_sub_quad = _public(kernels.sub_quadratic, "attention_sub_quad", upcasts=True)
 attention_flash = _public(optional.flash, "attention_flash")
-attention_sage = _public(optional.sage, "attention_sage")
+attention_sage = _public(optional.sage, "attention_sage", approximate=True)
 attention_xformers = _public(optional.xformers, "attention_xformers")
 
 # Order is preference among the automatic ones. Sage is approximate, the others no better than
@@ -138,12 +146,13 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("pytorch", attention_pytorch, _always, automatic=True),
     Backend("sub_quad", attention_sub_quad, _always),
     Backend("split", attention_split, _always),
-    Backend("flash", attention_flash, _package("flash_attn")),
+    Backend("flash", attention_flash, _package("flash_attn", "flash_attn_interface")),
     Backend("sage", attention_sage, _package("sageattention")),
     Backend("xformers", attention_xformers, _package("xformers")),
 )
 
-# Public table: name -> function; custom nodes add to it and look things up in it.
+# Public table: name -> function; custom nodes add to it and look things up in it. Functions of
+# packages that are installed join at the start (importing a module looks for none).
 REGISTERED_ATTENTION_FUNCTIONS: dict[str, AttentionFunction] = {
     row.name: row.function for row in BACKENDS if row.is_available is _always
 }
@@ -163,8 +172,15 @@ _choice = _Choice()
 def configure(policy: AttentionPolicy) -> None:
     """Install the policy main built; raises ValueError for an unknown or unavailable back end."""
     backend = choose(policy)
+    _register_packages()
     _choice.policy, _choice.backend = policy, backend
     logger.info("Attention: %s", backend.name)
+
+
+def _register_packages() -> None:
+    for row in BACKENDS:
+        if row.name not in REGISTERED_ATTENTION_FUNCTIONS and row.is_available():
+            REGISTERED_ATTENTION_FUNCTIONS[row.name] = row.function
 
 
 def choose(policy: AttentionPolicy) -> Backend:
@@ -256,6 +272,7 @@ def get_attention_function(name: str, default: Any = ...) -> Any:
     """
     if name == "optimized":
         return optimized_attention
+    _register_packages()
     if name in REGISTERED_ATTENTION_FUNCTIONS:
         return REGISTERED_ATTENTION_FUNCTIONS[name]
     if default is ...:

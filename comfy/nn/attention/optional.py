@@ -1,9 +1,9 @@
 """Attention kernels of optional packages, imported when first used; all need a CUDA-like device.
 
 Each function has the form of ``kernels``: ``q, k, v [B, heads, L, D]`` and a mask to ``[B, heads,
-Lq, D]``. Where a package cannot do what is asked (a mask, say, or a tensor on the CPU), the fused
-kernel of torch does it: that is a limit of the package, not an error. Where it was expected to and
-failed (an accelerator it was not built for), that is said once.
+Lq, D]``; what it is given is not modified. Where a package cannot do what is asked (a mask, say, or
+a tensor on the CPU), the fused kernel of torch does it: that is a limit of the package, noted once.
+Where it was expected to and failed (an accelerator it was not built for), that is a warning, once.
 """
 
 from __future__ import annotations
@@ -11,52 +11,104 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling as compiling
+from torch.nn import functional as F
 
 from comfy.nn.attention import kernels
 
 logger = logging.getLogger(__name__)
 
 HALF = (torch.float16, torch.bfloat16)
-LARGEST_HEAD = {"flash": 256, "sage": 128}
+SAGE_HEADS = (64, 96, 128)  # head sizes that version 1 has kernels for
+SAGE_BLOCK = 64  # keys that its kernels take at a time
+LARGEST_HEAD = {"flash": 256, "sage": SAGE_HEADS[-1]}
 MASK_ALIGNMENT = 8  # rows of a mask for xFormers begin at multiples of so many cells
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported, without importing it."""
-    return importlib.util.find_spec(package) is not None
+    """Whether a package can be imported, without importing it.
+
+    A folder that other packages put their modules into (`flash_attn` of FlashAttention 4) is none.
+    """
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """FlashAttention: no mask, half precision only, head sizes up to 256."""
-    if not _fits("flash", q, mask):
+    """FlashAttention 2 or 3: no mask, half precision only, head sizes up to 256."""
+    if _is_beyond("flash", q, mask):
         return kernels.fused(q, k, v, mask)
     try:
-        from flash_attn import flash_attn_func
-
-        out = flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-    except (RuntimeError, ImportError) as error:
+        out = _flash_function()(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    except Exception as error:  # noqa: BLE001 - see _instead
         return _instead("flash_attn", error, q, k, v, mask)
+    if isinstance(out, tuple):  # the first releases of version 3 add the normalisers
+        out = out[0]
     return out.transpose(1, 2)
+
+
+def _flash_function() -> Callable[..., Any]:
+    """Attention of the newest version that is installed; version 3 is a package of its own."""
+    if is_installed("flash_attn_interface"):
+        from flash_attn_interface import flash_attn_func as newer
+
+        return newer
+    from flash_attn import flash_attn_func
+
+    return flash_attn_func
 
 
 def sage(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """SageAttention (8-bit scores): no mask, half precision, head sizes up to 128."""
-    if not _fits("sage", q, mask):
+    if _is_beyond("sage", q, mask):
         return kernels.fused(q, k, v, mask)
     try:
-        from sageattention import sageattn
-
-        return sageattn(q, k, v, is_causal=False, tensor_layout="HND")
-    except (RuntimeError, ImportError) as error:
+        if k.shape[2] % SAGE_BLOCK and _counts_padding(q.device):
+            _note_once("sage", f"counts of keys that {SAGE_BLOCK} does not divide")
+            return kernels.fused(q, k, v, mask)
+        return _sage(q, k, v)
+    except Exception as error:  # noqa: BLE001 - see _instead
         return _instead("sageattention", error, q, k, v, mask)
+
+
+def _sage(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The call that versions 1 and 2 both take.
+
+    Heads are padded to a size that version 1 has. The mean of the keys, which does not change the
+    result and spoils 8-bit numbers, is taken off here: version 1 would change the caller's keys.
+    """
+    from sageattention import sageattn
+
+    dim = q.shape[-1]
+    extra = next(size for size in SAGE_HEADS if size >= dim) - dim
+    smooth = k - k.mean(dim=2, keepdim=True)
+    q, k, v = (F.pad(x, (0, extra)) if extra else x for x in (q, smooth, v))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    options = {"tensor_layout": "HND", "is_causal": False, "smooth_k": False}
+    return sageattn(q, k, v, sm_scale=dim**-0.5, **options)[..., :dim]
+
+
+@functools.lru_cache(maxsize=8)
+def _counts_padding(device: torch.device) -> bool:
+    """Whether SageAttention takes the padding of its last block of keys for keys.
+
+    Version 1 does: with 77 keys of 128 its results are off by a quarter. Where weights add up to
+    one, values that are all one come out as one.
+    """
+    x = torch.linspace(-1, 1, SAGE_HEADS[0], device=device, dtype=torch.float16)
+    keys = torch.outer(torch.linspace(-1, 1, SAGE_BLOCK // 2, device=device, dtype=x.dtype), x)
+    out = _sage(keys[None, None], keys[None, None], torch.ones_like(keys)[None, None])
+    return bool((out - 1).abs().max() > 0.05)
 
 
 def xformers(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """xFormers' memory-efficient attention; masks are made additive, and aligned as it asks."""
-    if q.device.type == "cpu":
+    if not _is_on_accelerator(q):
         return kernels.fused(q, k, v, mask)
     try:
         from xformers.ops import memory_efficient_attention
@@ -65,7 +117,7 @@ def xformers(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Ten
         out = memory_efficient_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_bias=bias
         )
-    except (RuntimeError, ImportError, ValueError, NotImplementedError) as error:
+    except Exception as error:  # noqa: BLE001 - see _instead
         return _instead("xformers", error, q, k, v, mask)
     return out.transpose(1, 2)
 
@@ -79,21 +131,50 @@ def aligned_bias(mask: Tensor, q: Tensor, keys: int) -> Tensor:
     return bias.copy_(mask)
 
 
-def _fits(kernel: str, q: Tensor, mask: Tensor | None) -> bool:
-    small = q.shape[-1] <= LARGEST_HEAD[kernel]
-    return mask is None and q.dtype in HALF and small and q.device.type != "cpu"
+def _is_on_accelerator(q: Tensor) -> bool:
+    return q.device.type != "cpu"
+
+
+def _is_beyond(kernel: str, q: Tensor, mask: Tensor | None) -> bool:
+    """Whether a call is outside what a kernel does; said once, unless it is only on the CPU."""
+    if not _is_on_accelerator(q):
+        return True
+    largest = LARGEST_HEAD[kernel]
+    limits = (
+        (mask is not None, "masks"),
+        (q.dtype not in HALF, f"numbers of type {q.dtype}"),
+        (q.shape[-1] > largest, f"heads of more than {largest} channels"),
+    )
+    reason = next((what for is_so, what in limits if is_so), None)
+    if reason is not None:
+        _note_once(kernel, reason)
+    return reason is not None
 
 
 def _instead(
     package: str, error: Exception, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Torch's kernel after a package failed; a lack of memory is passed on."""
+    """Torch's kernel after a package failed; a lack of memory is passed on.
+
+    Any kind of error counts: the packages refuse what they cannot do by assertions, by errors of
+    value and type, and by those of the compilers they start.
+    """
     if isinstance(error, torch.OutOfMemoryError):
         raise error
-    _say_once(package, str(error))
+    _warn_once(package, str(error) or type(error).__name__)
     return kernels.fused(q, k, v, mask)
 
 
-@functools.lru_cache(maxsize=8)
-def _say_once(package: str, reason: str) -> None:
+@functools.lru_cache(maxsize=64)
+def _warn_once(package: str, reason: str) -> None:
     logger.warning("%s failed, so torch's attention is used in its place: %s", package, reason)
+
+
+def _note_once(kernel: str, reason: str) -> None:
+    if not compiling():  # code that is traced cannot log
+        _note(kernel, reason)
+
+
+@functools.lru_cache(maxsize=64)
+def _note(kernel: str, reason: str) -> None:
+    logger.info("Attention %s does not take %s: torch's attention does these", kernel, reason)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType, SimpleNamespace
-
 import pytest
 import torch
 from torch.nn import functional as F
 
 from comfy import cli_args
 from comfy.nn import attention
-from comfy.nn.attention import kernels, optional
+from comfy.nn.attention import kernels
 from utils import policies
 
 ROWS = [row for row in attention.BACKENDS if row.is_available()]
@@ -169,53 +166,3 @@ def test_scores_of_many_heads_stay_within_their_bytes(kernel, monkeypatch) -> No
     options = {"budget_bytes": 1 << 15} if kernel is kernels.split else {}
     torch.testing.assert_close(kernel(q, k, v, **options), whole)
     assert max(largest) <= 1 << 15
-
-
-PACKAGES = {
-    "flash": ("flash_attn", "flash_attn_func"),
-    "sage": ("sageattention", "sageattn"),
-    "xformers": ("xformers.ops", "memory_efficient_attention"),
-}
-
-
-@pytest.mark.parametrize("kernel", list(PACKAGES))
-def test_torch_stands_in_for_a_package_on_the_cpu(kernel) -> None:
-    q, k, v = (attention.split_heads(x, 4).half() for x in inputs())
-    made = getattr(optional, kernel)(q, k, v)  # no package is there to be imported
-    torch.testing.assert_close(made, kernels.fused(q, k, v))
-
-
-@pytest.mark.parametrize("kernel", list(PACKAGES))
-def test_a_package_that_fails_is_said_once_and_replaced(kernel, monkeypatch, caplog) -> None:
-    module, function = PACKAGES[kernel]
-
-    def fails(*args, **kwargs):
-        raise RuntimeError("this accelerator is too old")
-
-    class Elsewhere(torch.Tensor):  # tensors that say they are on an accelerator
-        device = SimpleNamespace(type="cuda")
-
-    fake = ModuleType(module)
-    setattr(fake, function, fails)
-    monkeypatch.setitem(sys.modules, module, fake)
-    monkeypatch.setitem(sys.modules, module.split(".")[0], fake)
-    optional._say_once.cache_clear()
-    q, k, v = (attention.split_heads(x, 4).half() for x in inputs())
-    for _ in range(2):
-        made = getattr(optional, kernel)(q.as_subclass(Elsewhere), k, v)
-        torch.testing.assert_close(made.as_subclass(torch.Tensor), kernels.fused(q, k, v))
-    assert caplog.text.count("this accelerator is too old") == 1
-
-
-@pytest.mark.parametrize("keys", [1, 7, 8, 77])
-@pytest.mark.parametrize("boolean", [True, False])
-def test_masks_for_xformers_are_additive_and_aligned(keys: int, boolean: bool) -> None:
-    q = torch.zeros(2, 3, 5, 8)
-    mask = torch.rand(2, 1, 1, keys) > 0.5 if boolean else torch.randn(2, 1, 5, keys)
-    bias = optional.aligned_bias(mask, q, keys)
-    assert bias.shape == (2, 3, 5, keys)
-    assert bias.stride(2) % 8 == 0
-    if boolean:
-        assert torch.equal(bias == 0, mask.expand_as(bias))
-    else:
-        assert torch.equal(bias, mask.expand_as(bias))
