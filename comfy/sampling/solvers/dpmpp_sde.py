@@ -18,6 +18,7 @@ from torch import Tensor
 from comfy.sampling import checks
 from comfy.sampling.noise import NoiseSampler, brownian_noise
 from comfy.sampling.parameterisation import split_ancestral
+from comfy.sampling.solvers.tensor_forms import half_log_snr_to_sigma, sigma_to_half_log_snr
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
 
 
@@ -47,9 +48,7 @@ def sample_dpmpp_sde(
         if sigma_next == 0:
             x = run.denoise(x, sigma)
             continue
-        start, end = run.path.half_log_snr(sigma), run.path.half_log_snr(sigma_next)
-        middle = start + r * (end - start)
-        sigma_mid = run.path.sigma_at(middle)
+        start, middle, end, sigma_mid = _stages(run, sigma, sigma_next, r)
         if adds_noise:
             run.prepare_draw(sigma, sigma_mid)
             run.prepare_draw(sigma, sigma_next)
@@ -67,6 +66,22 @@ def sample_dpmpp_sde(
         denoised_mid = run.denoise(stage(middle, sigma_mid, denoised), sigma_mid, report=False)
         x = stage(end, sigma_next, denoised * (1 - weight) + denoised_mid * weight)
     return x
+
+
+def _stages(
+    run: Trajectory, sigma: float, sigma_next: float, r: float
+) -> tuple[float, float, float, float]:
+    """Half-log-SNRs at the ends of a step and between them, and the level between them.
+
+    In the precision of the levels and with its rounding, as pictures were made: the motion is asked
+    at the level between, in millionths, and in a short step one of these is a hundredth of the
+    noise.
+    """
+    ends = (torch.tensor(level, dtype=run.sigmas.dtype) for level in (sigma, sigma_next))
+    start, end = (sigma_to_half_log_snr(level, run.sampling) for level in ends)
+    middle = start + r * (end - start)
+    sigma_mid = half_log_snr_to_sigma(middle, run.sampling)
+    return start.item(), middle.item(), end.item(), sigma_mid.item()
 
 
 def _noise_share(h: float, eta: float) -> float:

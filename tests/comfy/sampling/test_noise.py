@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from comfy.nested_tensor import NestedTensor, pack, unpack
-from comfy.sampling import brownian, noise, solvers
+from comfy.sampling import brownian, noise, noise_levels, schedules, solvers
+from comfy.sampling.parameterisation import CONST
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +210,43 @@ def test_sde_samplers_say_ahead_what_they_draw(sampler: str) -> None:
         )  # fmt: skip
     assert asked == drawn
     assert len(drawn) == (4 if sampler == "dpmpp_sde" else 2)
+
+
+class Halving:
+    """A denoiser of one kind of model."""
+
+    def __init__(self, sampling: Any) -> None:
+        self.inner_model = SimpleNamespace(inner_model=SimpleNamespace(model_sampling=sampling))
+
+    def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return x * 0.5
+
+
+@pytest.mark.parametrize("kind", ["EPS", "EDM", "FLOW", "FLUX"])
+@pytest.mark.parametrize("r", [0.5, 0.8])
+def test_a_motion_is_asked_between_two_levels_where_single_precision_puts_it(
+    kind: str, r: float
+) -> None:
+    # A motion is known in millionths of a level: of a short step one is a hundredth of the noise.
+    sampling = noise_levels.build_model_sampling(kind)
+    is_flow = isinstance(sampling, CONST)
+    for scheduler in ("karras", "normal", "simple", "beta"):
+        sigmas = schedules.calculate_sigmas(sampling, scheduler, 30)
+        asked: list[float] = []
+
+        def draw(sigma: Tensor, sigma_next: Tensor, asked: list[float] = asked) -> Tensor:
+            asked.append(sigma_next.item())
+            return torch.zeros(1, 1, 2, 2)
+
+        solvers.find("dpmpp_sde").function(
+            Halving(sampling), torch.ones(1, 1, 2, 2), sigmas, extra_args={}, disable=True, r=r,
+            noise_sampler=draw,
+        )  # fmt: skip
+        between = []
+        if is_flow and sigmas[0] >= 1:
+            sigmas[0] = sampling.percent_to_sigma(1e-4)
+        for start, end in pairwise(sigmas[:-1]):
+            high, low = (-(torch.logit if is_flow else torch.log)(level) for level in (start, end))
+            middle = high + r * (low - high)
+            between.append((torch.sigmoid if is_flow else torch.exp)(-middle).item())
+        assert asked[::2] == between, scheduler
