@@ -14,6 +14,8 @@ from comfy_nodes.conditioning import Conditioning
 from comfy_nodes.latent_basics import Latent
 from comfy_nodes.picture_basics import check_count, colours_of, masks_of
 
+PICTURE_AXES = (4, 5)  # of pictures, and of videos
+
 
 class VAEDecode:
     """Latent to picture."""
@@ -237,7 +239,17 @@ def pictures_of(samples: Latent) -> Tensor:
 
 
 def frames_as_batch(images: Tensor) -> Tensor:
-    """[B, T, H, W, C] -> [B * T, H, W, C]; pictures stay as they are."""
+    """[B, T, H, W, C] -> [B * T, H, W, C]; pictures stay as they are.
+
+    Raises:
+        ValueError: They are none, but what an autoencoder of sounds made.
+    """
+    if images.ndim not in PICTURE_AXES:
+        raise ValueError(
+            "vae: expected an autoencoder of pictures, found one whose results are no pictures "
+            f"(shape {list(images.shape)}); sounds are decoded by VAEDecodeAudio or "
+            "LTXVAudioVAEDecode"
+        )
     return images.reshape(-1, *images.shape[-3:]) if images.ndim == 5 else images
 
 

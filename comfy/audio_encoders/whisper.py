@@ -7,8 +7,6 @@ Source: Radford et al. 2022, https://arxiv.org/abs/2212.04356.
 
 from __future__ import annotations
 
-import functools
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,30 +18,11 @@ from torch.nn import functional as F
 
 from comfy import ops
 from comfy.nn import attention
+from comfy.nn.mel import mel_filters
 
 RATE, WINDOW, HOP = 16000, 400, 160  # samples
 HEAD_WIDTH = 64
 FAINTEST, RANGE = 1e-10, 8.0  # least power; decades below a sound's loudest that are told apart
-
-
-@functools.lru_cache(maxsize=4)
-def mel_filters(bands: int) -> Tensor:
-    """Triangles of unit area from 0 Hz to half the rate, [WINDOW // 2 + 1, bands] in float64.
-
-    Their corners lie evenly on Slaney's mel scale: 3 mel for 200 Hz up to 1000 Hz, from there 27
-    mel for each factor of 6.4.
-    Source: Slaney 1998, Auditory Toolbox, technical report 1998-010.
-    """
-    knee, mel_a_hertz, mel_a_log = 1000.0, 3 / 200, 27 / math.log(6.4)
-    top = knee * mel_a_hertz + math.log(RATE / 2 / knee) * mel_a_log
-    mel = torch.linspace(0, top, bands + 2, dtype=torch.float64)
-    above = knee * torch.exp((mel - knee * mel_a_hertz) / mel_a_log)
-    corners = torch.where(mel < knee * mel_a_hertz, mel / mel_a_hertz, above)
-    low, centre, high = corners[:-2], corners[1:-1], corners[2:]
-    hertz = torch.linspace(0, RATE / 2, WINDOW // 2 + 1, dtype=torch.float64)[:, None]
-    rising = (hertz - low) / (centre - low)
-    falling = (high - hertz) / (high - centre)
-    return torch.minimum(rising, falling).clamp(min=0) * 2 / (high - low)
 
 
 def log_mel(waveform: Tensor, bands: int) -> Tensor:
@@ -54,7 +33,7 @@ def log_mel(waveform: Tensor, bands: int) -> Tensor:
     window = torch.hann_window(WINDOW, device=waveform.device, dtype=waveform.dtype)
     waves = torch.stft(waveform, WINDOW, HOP, window=window, return_complex=True)
     power = waves[..., :-1].abs().square()
-    filters = mel_filters(bands).to(power)
+    filters = mel_filters(bands, RATE, WINDOW).to(power)
     decades = (filters.T @ power).clamp(min=FAINTEST).log10()
     loudest = decades.amax(dim=(1, 2), keepdim=True)
     return (torch.maximum(decades, loudest - RANGE) + 4) / 4

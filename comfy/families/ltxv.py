@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,8 +24,7 @@ from comfy.families.model_type import ModelType
 from comfy.families.text_sizes import t5_dtype
 from comfy.ldm.lightricks.model import USUAL_FRAME_RATE, LTXVModel
 from comfy.text_encoders import t5_alone
-
-logger = logging.getLogger(__name__)
+from comfy.weights.ltx_header import told_of
 
 MARK = "adaln_single.emb.timestep_embedder.linear_1.bias"
 # Keys of relatives that have the mark too and are other networks.
@@ -129,13 +127,7 @@ class LTXV(TransformerFamily):
 
     def read_header(self, metadata: Mapping[str, str] | None) -> None:
         """Takes what only the header of a file tells: how the first frame counts in places."""
-        try:
-            told = json.loads((metadata or {}).get("config", "{}"))
-            told = told.get("transformer") or {}
-            causal = told.get("causal_temporal_positioning")
-        except (ValueError, AttributeError):
-            logger.warning("ignored header entry config: it does not describe a network")
-            return
+        causal = told_of(metadata, "transformer").get("causal_temporal_positioning")
         if isinstance(causal, bool):
             self.unet_config["causal_temporal_positioning"] = causal
 

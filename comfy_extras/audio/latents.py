@@ -73,11 +73,16 @@ class ConditioningStableAudio(io.ComfyNode):
 
 
 def check_sound(vae: Any) -> None:
-    """Refuse autoencoders of pictures.
+    """Refuse autoencoders of pictures, and that of LTX-2, whose latents have two axes.
 
     Raises:
-        ValueError: What it makes has three channels.
+        ValueError: It is one.
     """
+    if hasattr(vae, "latent_frequency_bins"):
+        raise ValueError(
+            "vae: found the sound autoencoder of LTX-2, which has nodes of its own; use "
+            "LTXVAudioVAEEncode and LTXVAudioVAEDecode"
+        )
     if getattr(vae, "output_channels", None) == COLOURS:
         raise ValueError(
             "vae: expected an autoencoder of sound, found one of pictures; connect that of the "

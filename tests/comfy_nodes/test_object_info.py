@@ -34,7 +34,7 @@ FILE_LISTS = {
 }
 
 # Likewise, inputs of schemas that offer names of folders or files.
-NAME_LISTS = {"folder", "existing_lora"}
+NAME_LISTS = {"folder", "existing_lora", "ckpt_name", "text_encoder"}
 
 
 def without_texts(value: Any) -> Any:
