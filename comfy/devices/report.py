@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from comfy.devices import accelerators, memory, residency
+from comfy.devices.out_of_memory import OutOfMemoryReport
 from comfy.devices.runtime import primary_device
 
 ASKED = re.compile(r"(?:tried to |unable to )allocate ([\d.]+) ?(bytes|[KMGTPE]iB)", re.IGNORECASE)
@@ -66,7 +67,7 @@ def free_after_oom(error: BaseException) -> str | None:
     if not memory.is_oom(error):
         return None
     text = str(error).strip()
-    if isinstance(error, residency.OutOfMemoryReport):  # it has said all the rest
+    if isinstance(error, OutOfMemoryReport):  # it has said all the rest
         residency.unload_all_models()
         return f"{text} {UNLOADED}."
     if isinstance(error, memory.NotEnoughMemory):

@@ -22,8 +22,10 @@ import torch
 from comfy.devices import accelerators, memory
 from comfy.devices.heap import HEAP
 from comfy.devices.loaded_model import LoadedModel, describe
+from comfy.devices.out_of_memory import OutOfMemoryReport, out_of_memory_text
 from comfy.devices.policies import VRAMState
 from comfy.devices.prompt_models import PROMPT_MODELS
+from comfy.devices.running import is_running, make_smaller, run_of, running
 from comfy.devices.runtime import get_runtime
 
 logger = logging.getLogger(__name__)
@@ -35,13 +37,6 @@ EVERYTHING = 1e30
 """More bytes than any device has: asks for all memory to be freed."""
 
 _clock = itertools.count(1)
-
-
-class OutOfMemoryReport(torch.OutOfMemoryError):
-    """Not enough device memory even at the lowest residency; the message says who held what.
-
-    Custom nodes that catch torch's error, to work in smaller parts, catch this too.
-    """
 
 
 # -- what is loaded --------------------------------------------------------------------------
@@ -87,7 +82,8 @@ def free_memory(
 ) -> list[LoadedModel]:
     """Unload until `memory_required` bytes of a device are free.
 
-    Models are taken least recently used first, and the last one only in part when that is enough.
+    Models are taken least recently used first, and the last one only in part when that is enough;
+    those that a call under way runs on last, and they go on streamed.
 
     Args:
         memory_required: Bytes wanted free.
@@ -105,6 +101,10 @@ def free_memory(
         if smart and missing <= 0:
             break
         entry.evicted = True
+        if is_running(entry):
+            if missing > 0:
+                make_smaller(entry, int(missing))
+            continue
         in_part = smart and missing < memory_required and memory_required < EVERYTHING
         if entry.model_unload(int(missing) if in_part else None):
             current_loaded_models.remove(entry)
@@ -136,23 +136,34 @@ def _by_eviction(device: torch.device, keep: Sequence[Any]) -> list[LoadedModel]
         if e.device == device and not any(e is k for k in kept) and e.held_memory() > 0
     ]
     if entries and all(e.regrets and e.gap is not None for e in entries):
-        return sorted(entries, key=lambda e: -(e.used_at + (e.gap or 0)))
+        return sorted(entries, key=lambda e: (is_running(e), -(e.used_at + (e.gap or 0))))
     wanted = PROMPT_MODELS.references
-    return sorted(entries, key=lambda e: (e.currently_used, wanted(e.real_model()), e.used_at))
+    return sorted(
+        entries,
+        key=lambda e: (is_running(e), e.currently_used, wanted(e.real_model()), e.used_at),
+    )
 
 
 def unload_all_models() -> None:
-    """Free everything on every device, and show no view any more."""
+    """Free everything on every device, and show no view any more.
+
+    What a call under way runs on goes on streamed.
+    """
     for entry in list(current_loaded_models):
-        entry.model_unload()
-    current_loaded_models.clear()
+        if is_running(entry):
+            make_smaller(entry, int(EVERYTHING))
+        else:
+            entry.model_unload()
+    current_loaded_models[:] = [e for e in current_loaded_models if is_running(e)]
     memory.soft_empty_cache()
 
 
 def unload_model_clones(model: Any) -> None:
-    """Unload whatever view of a patcher's module is loaded."""
+    """Unload whatever view of a patcher's module is loaded, but what a call under way runs on."""
     entry = _find(model)
-    if entry is not None:
+    if entry is not None and is_running(entry):
+        make_smaller(entry, int(EVERYTHING))
+    elif entry is not None:
         entry.model_unload()
         current_loaded_models.remove(entry)
 
@@ -222,7 +233,7 @@ def load_models_gpu(
     HEAP.tidy()
     entries = [_entry_for(model) for model in _expand(models)]
     for entry in list(current_loaded_models):
-        entry.currently_used = any(entry is wanted for wanted in entries)
+        entry.currently_used = is_running(entry) or any(entry is wanted for wanted in entries)
     for entry in entries:
         entry.run_memory = (memory_required, minimum_memory_required)
     for device in {entry.device for entry in entries}:
@@ -238,6 +249,10 @@ def load_models_gpu(
                 floor, minimum_memory_required + reserved
             )  # fmt: skip
             _load_group(group, device, wished, needed, force_patch_weights, full)
+    for entry in entries:
+        run = run_of(entry)
+        if run is not None:
+            run.show_hooks(entry.model)
 
 
 def load_for_run(models: Sequence[Any], instead_of: float = 0) -> None:
@@ -322,8 +337,21 @@ def _load_group(
             free_memory(EVERYTHING, device, keep_loaded=group)
             room = (memory.get_free_memory(device) - needed) / 2
             if attempt or full:
-                raise OutOfMemoryReport(out_of_memory_text(device, group)) from error
+                _go_on(group)
+                raise OutOfMemoryReport(
+                    out_of_memory_text(device, group, current_loaded_models)
+                ) from error
             logger.warning("out of memory while loading to %s; trying again with less", device)
+
+
+def _go_on(group: Sequence[LoadedModel]) -> None:
+    """Have models that a call under way runs on streamed again, if it can do without the others."""
+    for run in {run for entry in group if (run := run_of(entry)) is not None}:
+        try:
+            run.show()
+        except (RuntimeError, MemoryError) as error:
+            if not memory.is_oom(error):
+                raise
 
 
 def shares(
@@ -379,26 +407,31 @@ def run_or_make_room(
         OutOfMemoryReport: There was not enough memory the second time either.
         NotEnoughMemory: The call itself has found that no room would do.
     """
-    for last, attempt in enumerate((call, smaller or call)):
-        try:
-            return attempt()
-        except OutOfMemoryReport:  # a part of the call has tried all this
-            raise
-        except (RuntimeError, MemoryError) as error:
-            if not memory.is_oom(error):
+    needed = [e for e in current_loaded_models if e.currently_used or e.is_of(model)]
+    with running(model, needed) as run:
+        for last, attempt in enumerate((call, smaller or call)):
+            try:
+                if last:
+                    run.show()
+                return attempt()
+            except OutOfMemoryReport:  # a part of the call has tried all this
                 raise
-            if smaller is None and isinstance(error, memory.NotEnoughMemory):
-                raise  # it has been told what there is, and more room would not do
-            text = (str(error) or "MemoryError").splitlines()[0]
-            traceback.clear_frames(error.__traceback__)  # they hold the tensors of the attempt
-            error.__traceback__ = None
-        if not last:
-            logger.warning("out of memory (%s); unloading what is not needed and trying again%s",
-                           text, " in smaller parts" if smaller else "")  # fmt: skip
-            make_room(model, keep_resident=smaller is not None)
+            except (RuntimeError, MemoryError) as error:
+                if not memory.is_oom(error):
+                    raise
+                if smaller is None and isinstance(error, memory.NotEnoughMemory):
+                    raise  # it has been told what there is, and more room would not do
+                text = (str(error) or "MemoryError").splitlines()[0]
+                traceback.clear_frames(error.__traceback__)  # they hold the attempt's tensors
+                error.__traceback__ = None
+            if not last:
+                logger.warning("out of memory (%s); unloading what is not needed and trying again"
+                               "%s", text, " in smaller parts" if smaller else "")  # fmt: skip
+                make_room(model, keep_resident=smaller is not None)
     entry = _find(model)
     group = [entry] if entry is not None else []
-    raise OutOfMemoryReport(out_of_memory_text(accelerators.with_index(model.load_device), group))
+    device = accelerators.with_index(model.load_device)
+    raise OutOfMemoryReport(out_of_memory_text(device, group, current_loaded_models))
 
 
 def make_room(model: Any, keep_resident: bool = False) -> None:
@@ -413,32 +446,8 @@ def make_room(model: Any, keep_resident: bool = False) -> None:
     needed = [entry for entry in current_loaded_models if entry.currently_used]
     free_memory(EVERYTHING, device, keep_loaded=[model, *needed])
     if not keep_resident:
-        others = [e.model for e in needed if e.device == device and not e.is_of(model)]
-        for patcher in [model, *(other for other in others if other is not None)]:
-            hooks = getattr(patcher, "current_hooks", None)
-            patcher.partially_unload(patcher.offload_device, patcher.loaded_size() // 2)
-            if hooks is not None:
-                patcher.patch_hooks(hooks)
+        model.partially_unload(model.offload_device, model.loaded_size() // 2)
+        for entry in needed:
+            if entry.device == device and not entry.is_of(model):
+                make_smaller(entry, entry.model_loaded_memory() // 2)
     memory.collect_garbage()
-
-
-def out_of_memory_text(device: torch.device, group: Sequence[LoadedModel] = ()) -> str:
-    """An explanation of a full device: what was wanted, what is free, who holds what."""
-    lines = [
-        f"not enough memory on {device} ({accelerators.device_name(device)}): "
-        f"{memory.get_free_memory(device) / 2**20:.0f} MiB free"
-    ]
-    for entry in group:
-        lines.append(f"wanted: {_one_line(describe(entry))}")
-    for entry in current_loaded_models:
-        if entry not in group and entry.device == device and not entry.is_dead():
-            lines.append(f"held by: {_one_line(describe(entry))}")
-    lines.append("To mend it: use a smaller model or picture, close other programs, or start with")
-    return "; ".join(lines) + " --lowvram or --novram."
-
-
-def _one_line(row: dict[str, Any]) -> str:
-    return (
-        f"{row['model']} ({row['dtype']}, {row['size_bytes'] / 2**20:.0f} MiB, "
-        f"{row['loaded_bytes'] / 2**20:.0f} MiB loaded)"
-    )

@@ -215,7 +215,7 @@ class HookPatching:
             arithmetic.is_model_difference(p) for ps in patches.values() for p in ps
         )
         originals = self.get_key_patches() if needs_originals else None
-        self.current_hooks = None
+        self.residence.show_hooks_of_none()
         try:
             with self.residence.memory.reuse():
                 self.unpatch_hooks(self.residence.hooked_keys() - patches.keys())
@@ -282,8 +282,6 @@ class HookPatching:
             whitelist_keys_set: Only these weights; None means all.
         """
         self.residence.take_hooks_off(whitelist_keys_set)
-        if whitelist_keys_set is None:
-            self.current_hooks = None
 
     def cached_hook_weights(self) -> list[torch.Tensor]:
         """Weights computed for hooks that are kept for the next switch."""

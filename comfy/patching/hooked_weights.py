@@ -46,8 +46,10 @@ class HookedWeights:
         """Put back what hooks replaced; nothing can fail here.
 
         Args:
-            keys: Only these weights; None means all.
+            keys: Only these weights; None means all, and then no view shows any hooks.
         """
+        if keys is None:
+            self.show_hooks_of_none()
         for key in [key for key in self.hooked_keys() if keys is None or key in keys]:
             self.take_hook_off(key)
 
@@ -64,6 +66,11 @@ class HookedWeights:
             module.__dict__[functions_key[1]] = functions
         self.hooked.pop(key, None)
         self.hook_functions.pop(functions_key, None)
+
+    def show_hooks_of_none(self) -> None:
+        """Note that no view's hooks are shown: each has to show its own again."""
+        for view in self.living_views():
+            view.current_hooks = None
 
     def forget_hook_weights(self) -> None:
         """Let go of the weights that any view keeps for its next switch of hooks."""

@@ -144,6 +144,8 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
         """
         wanted = load_weights and not force_patch_weights
         if wanted and lowvram_model_memory == 0 and self._is_shown(device_to):
+            if self.current_hooks is None:
+                self.unpatch_hooks()  # of another view
             self._apply_forced_hooks()
             return self.model
         self.eject_model()

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from comfy.devices import accelerators, memory
+from comfy.devices.running import patcher_at_work
 from comfy.patching import attributes
 from comfy.patching.base_module import OnBaseModule
 from comfy.patching.equality import same_execution
@@ -247,7 +248,7 @@ class ModelPatcher(OnBaseModule, OptionSetters, ExtensionPoints, WeightLoading):
         if self.residence.plan is not None:
             self.residence.plan.drop_ahead()
         if hasattr(self.model, "current_patcher"):
-            self.model.current_patcher = None
+            self.model.current_patcher = patcher_at_work(self.model)  # a step may run it as well
         for callback in self.get_all_callbacks(CallbacksMP.ON_CLEANUP):
             callback(self)
 

@@ -237,6 +237,8 @@ def _calc_cond_batch(
         patcher.prepare_state(timestep)
     # The weights may still show another entry's hooks, so entries without any count too.
     hooked = any("hooks" in entry for entries in conds for entry in entries or ())
+    shown = getattr(patcher, "current_hooks", None)
+    hooked = hooked or (shown is not None and shown is not getattr(patcher, "forced_hooks", None))
     last_first = bool(model_options.get(NEGATIVE_FIRST, False))
     for hooks, jobs in by_hooks.items():
         hook_options = patcher.apply_hooks(hooks=hooks) if hooked else {}

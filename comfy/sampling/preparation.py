@@ -173,6 +173,7 @@ def run_of(guider: Any) -> Iterator[None]:
     """Give a guider fresh lists and options of its own for one run; restore it afterwards."""
     patcher, original = guider.model_patcher, guider.model_options
     mode = patcher.hook_mode
+    outer = None if patcher.hook_patches_backup is None else patcher.hook_patches
     guider.conds = {
         name: [dict(entry) for entry in entries] for name, entries in guider.original_conds.items()
     }
@@ -188,4 +189,6 @@ def run_of(guider: Any) -> Iterator[None]:
         guider.model_options = original
         patcher.hook_mode = mode
         patcher.restore_hook_patches()
+        if outer is not None:  # this was a step of another run on the same patcher
+            patcher.hook_patches_backup, patcher.hook_patches = patcher.hook_patches, outer
         del guider.conds

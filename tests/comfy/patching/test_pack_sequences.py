@@ -500,3 +500,78 @@ def test_prompts_in_a_row_equal_those_of_a_device_that_holds_everything(
                 del base, view
         del first
     assert_as_before(model, before)
+
+
+class Wide(nn.Module):
+    """A network larger than the model that it runs beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            comfy.ops.disable_weight_init.Linear(128, 128, bias=False) for _ in range(10)
+        )
+        for number, layer in enumerate(self.layers):
+            layer.weight = nn.Parameter(random(128, 128, seed=number), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("how", ["load", "load and restore", "free", "unload all"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_takes_the_memory_of_its_own_model_goes_on_with_it(
+    model: Any, accelerator: Any, kind: type[ModelPatcher], how: str
+) -> None:
+    before = snapshot(model.model)
+    device = model.load_device
+    wide = ModelPatcher(Wide(), device, model.offload_device)
+    calls: list[int] = []
+
+    def make_view(kind: type[ModelPatcher]) -> Any:
+        view = kind(model.model, device, model.offload_device).clone()
+        view.add_patches({MIDDLE + "attn1.to_q.weight": (random(32, 32, seed=9),)})
+
+        def wrapper(apply_model: Callable[..., Tensor], args: dict[str, Any]) -> Tensor:
+            x, scale = args["input"], 1.0
+            others = mm.loaded_models(only_currently_used=True)
+            if how == "free":
+                mm.free_memory(1e30, device)
+            elif how == "unload all":
+                mm.unload_all_models()
+            else:
+                mm.load_models_gpu([wide])
+                scale += wide.model(random(1, 4, 128, seed=1).to(x.device)).mean()
+            calls.append(view.loaded_size())
+            if how == "load and restore":
+                mm.load_models_gpu(others)
+            return apply_model(x, args["timestep"], **args["c"]) * scale
+
+        view.set_model_unet_function_wrapper(wrapper)
+        return view
+
+    want = sample(make_view(ModelPatcher))
+    options = {"hooks": hooks_of(random(32, 32, seed=12))}
+    hooked = sample(make_view(ModelPatcher), options)
+    assert not close(hooked, want)
+    for capacity in (740_000, 600_000):
+        mm.unload_all_models()
+        accelerator.set_capacity(capacity)
+        calls.clear()
+        view = make_view(kind)
+        for _ in range(2):
+            assert close(sample(view), want), capacity
+            assert close(sample(view, options), hooked), capacity
+        assert min(calls) < view.model_size() / 2, "the model was not asked for its memory"
+    del view
+    calls.clear()
+    assert_as_before(model, before)
+
+
+def hooks_of(change: Tensor) -> Any:
+    """A hook that changes one weight."""
+    group = comfy.hooks.create_hook_lora({}, 1.0, 0.0)
+    group.hooks[0].weights = {MIDDLE + "attn1.to_k.weight": (change,)}
+    group.hooks[0].need_weight_init = False
+    return group
