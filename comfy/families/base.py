@@ -171,6 +171,10 @@ class BaseModel(nn.Module):
             made["crossattn_controlnet"] = conds.CONDCrossAttn(kwargs["cross_attn_controlnet"])
         return made
 
+    def latent_axes(self) -> int:
+        """Axes of the latents that the network takes, batch and channels included."""
+        return int(self.latent_format.latent_dimensions) + 2
+
     def conditioning_widths(self) -> dict[str, int]:
         """Widths of the inputs that text encoders make, where the network has one for each."""
         config = self.model_config.unet_config

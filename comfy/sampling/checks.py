@@ -14,6 +14,11 @@ from comfy import progress
 
 logger = logging.getLogger(__name__)
 
+AXES = {
+    3: "batch, channels, length",
+    4: "batch, channels, rows, columns",
+    5: "batch, channels, time, rows, columns",
+}
 TEXT = "c_crossattn"  # the network's argument for the tokens of a text
 
 
@@ -58,6 +63,34 @@ def check_is_latent(latent_image: Tensor) -> None:
         )
 
 
+def check_axes(model: Any, latent_image: Tensor, model_options: Mapping[str, Any]) -> None:
+    """Refuse the latent of a video for a model of pictures, and the like.
+
+    Nothing is checked where code of the run stands between the latent and the network: it may make
+    it fit.
+
+    Args:
+        model: A base model; `latent_axes()`, if it has it, gives the axes its network takes.
+
+    Raises:
+        ValueError: With the axes that were expected and found.
+    """
+    wanted: int = getattr(model, "latent_axes", lambda: latent_image.ndim)()
+    if latent_image.ndim != wanted and not _code_stands_between(model_options):
+        raise ValueError(
+            f"the model takes latents of {wanted} axes ({AXES[wanted]}), found one of "
+            f"{latent_image.ndim}, {tuple(latent_image.shape)}; use an empty latent of this "
+            "model's kind, or encode with its VAE"
+        )
+
+
+def _code_stands_between(model_options: Mapping[str, Any]) -> bool:
+    """Whether a custom node's code sees the network's inputs before the network does."""
+    wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
+    between = any(any(wrappers.get(kind, ())) for kind in ("apply_model", "diffusion_model"))
+    return between or model_options.get("model_function_wrapper") is not None
+
+
 def check_widths(
     model: Any, conds: Mapping[str, Sequence[dict[str, Any]]], model_options: Mapping[str, Any]
 ) -> None:
@@ -74,9 +107,7 @@ def check_widths(
     Raises:
         ValueError: An input is wider or narrower than the model takes, or holds no tokens.
     """
-    wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
-    between = [kind for kind in ("apply_model", "diffusion_model") if any(wrappers.get(kind, ()))]
-    if between or model_options.get("model_function_wrapper") is not None:
+    if _code_stands_between(model_options):
         return
     widths: dict[str, int] = getattr(model, "conditioning_widths", dict)()
     for name, entries in conds.items():

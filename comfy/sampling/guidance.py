@@ -178,6 +178,8 @@ class CFGGuider:
         Returns:
             Latent in the autoencoder's scale, float32.
         """
+        if len(latent_shapes or ()) < 2:  # several are packed into one line
+            checks.check_axes(self.inner_model, noise, self.model_options)
         # An empty latent stays zero: the scale's shift would turn it into a grey picture.
         if latent_image is not None and torch.count_nonzero(latent_image) > 0:
             latent_image = self.inner_model.process_latent_in(latent_image)

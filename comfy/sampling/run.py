@@ -16,7 +16,8 @@ from comfy.sampling import checks, samplers
 def fix_empty_latent_channels(
     model: Any, latent_image: Any, downscale_ratio_spacial: int | None = None
 ) -> Any:
-    """Fit an empty latent to the model's channels, axes and cell size; others pass unchanged.
+    """Fit an empty latent to the model's channels and cell size, and a picture's to the axes of a
+    video, as its only moment; others pass unchanged.
 
     Args:
         model: A MODEL.
@@ -30,21 +31,25 @@ def fix_empty_latent_channels(
         return latent_image
     checks.check_is_latent(latent_image)
     latent_format = model.get_model_object("latent_format")
-    if torch.count_nonzero(latent_image) > 0:
-        return latent_image
+    if torch.count_nonzero(latent_image) == 0:
+        latent_image = _fit_empty(latent_image, latent_format, downscale_ratio_spacial)
+    if latent_format.latent_dimensions == 3 and latent_image.ndim == 4:
+        latent_image = latent_image.unsqueeze(2)
+    return latent_image
+
+
+def _fit_empty(latent_image: Tensor, latent_format: Any, downscale_ratio: int | None) -> Tensor:
     if latent_format.latent_channels != latent_image.shape[1]:
         latent_image = resize.repeat_to_batch_size(
             latent_image, latent_format.latent_channels, dim=1
         )
     wanted = getattr(latent_format, "spacial_downscale_ratio", None)
-    if downscale_ratio_spacial is not None and wanted and wanted != downscale_ratio_spacial:
-        ratio = downscale_ratio_spacial / wanted
+    if downscale_ratio is not None and wanted and wanted != downscale_ratio:
+        ratio = downscale_ratio / wanted
         height, width = (round(size * ratio) for size in latent_image.shape[-2:])
         latent_image = resize.common_upscale(
             latent_image, width, height, "nearest-exact", crop="disabled"
         )
-    if latent_format.latent_dimensions == 3 and latent_image.ndim == 4:
-        latent_image = latent_image.unsqueeze(2)
     return latent_image
 
 

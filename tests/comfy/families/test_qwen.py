@@ -248,9 +248,25 @@ def test_a_reference_of_another_autoencoder_is_refused(
     clip = text_loading.load_clip([paths["clip"]])
     found = re.escape(str(list(shape)))
     with pytest.raises(
-        ValueError, match=rf"expected latents with 16 channels, as QwenImage.*{found}"
+        ValueError, match=rf"expected latents with 16 channels and 5 axes, as QwenImage.*{found}"
     ):
         sampled(model, clip, reference_latents=[torch.zeros(shape)])
+
+
+@torch.inference_mode()
+def test_a_picture_of_four_axes_is_seen_and_painted_as_the_only_moment(tmp_path: Path) -> None:
+    paths = qwen_image_files(tmp_path)
+    model = loading.load_diffusion_model(paths["model"])
+    clip = text_loading.load_clip([paths["clip"]])
+    seen = torch.randn(1, 16, 4, 6)
+    made = sampled(model, clip, reference_latents=[seen])
+    torch.testing.assert_close(made, sampled(model, clip, reference_latents=[seen[:, :, None]]))
+    text = clip.encode_from_tokens_scheduled(clip.tokenize("a"))
+    start = torch.randn(2, 16, 8, 6)
+    for latent in (start, start[:, :, None]):
+        steps = (model, 7, 2, 1.0, "euler", "simple", text, text, {"samples": latent})
+        made = common_ksampler(*steps, denoise=0.5)[0]["samples"]
+        assert made.shape == (2, 16, 1, 8, 6)
 
 
 def edited(clip: Any, text: str, *pictures: Tensor, vae: Any = None) -> tuple[Tensor, Any]:

@@ -380,3 +380,22 @@ def test_files_in_small_number_types_sample_nearly_the_same(
     assert small.isfinite().all()
     # Three bits of mantissa leave an error of 1/16 a weight.
     assert (small - whole).std() < 0.2 * whole.std()
+
+
+@torch.inference_mode()
+def test_latents_of_videos_are_refused_where_pictures_are_made(
+    golden_folder: Path, tmp_path: Path
+) -> None:
+    pieces(tmp_path)
+    found = loading.load_checkpoint_guess_config(str(flux_checkpoint(tmp_path, golden_folder)))
+    [[text, told]] = found.clip.encode_from_tokens_scheduled(found.clip.tokenize("a red cat"))
+
+    def run(latent: Tensor, **options: Any) -> None:
+        cond = [[text, {**told, **options}]]
+        steps = (found.model, 7, 1, 1.0, "euler", "simple", cond, cond)
+        common_ksampler(*steps, {"samples": latent})
+
+    with pytest.raises(ValueError, match=r"takes latents of 4 axes .* found one of 5, \(1, 16, 3"):
+        run(torch.rand(1, 16, 3, 8, 6))
+    with pytest.raises(ValueError, match=r"reference_latents: expected .* 4 axes, as Flux"):
+        run(torch.rand(1, 16, 8, 6), reference_latents=[torch.rand(1, 16, 1, 8, 6)])

@@ -162,5 +162,12 @@ def test_an_empty_latent_is_fitted_to_the_model() -> None:
     model = SimpleNamespace(get_model_object=lambda name: space)
     made = run.fix_empty_latent_channels(model, torch.zeros(2, 4, 8, 12), 8)
     assert made.shape == (2, 16, 1, 4, 6)
-    drawn = torch.ones(2, 4, 8, 12)
+    drawn = torch.ones(2, 16, 3, 8, 12)
     assert run.fix_empty_latent_channels(model, drawn) is drawn
+
+
+def test_a_drawn_picture_is_the_only_moment_of_a_video() -> None:
+    space = SimpleNamespace(latent_channels=16, latent_dimensions=3, spacial_downscale_ratio=16)
+    model = SimpleNamespace(get_model_object=lambda name: space)
+    drawn = torch.rand(2, 16, 8, 12)
+    assert torch.equal(run.fix_empty_latent_channels(model, drawn), drawn[:, :, None])
