@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
+import logging
 import mmap
 import os
 import platform
@@ -22,6 +24,8 @@ import weakref
 import torch
 
 from comfy.weights import page_table, pages
+
+logger = logging.getLogger(__name__)
 
 SYSTEM_CALLS = {"x86_64": 323, "aarch64": 282}
 """Number of userfaultfd by processor."""
@@ -68,7 +72,8 @@ class Watch:
         try:
             _control(descriptor, UFFDIO_REGISTER, self._address, self._length, REGISTER_WP, 0)
             self._protect(True)
-        except OSError:  # such as too many mappings
+        except OSError as error:  # such as too many mappings
+            logger.debug("writes to a weight of %d bytes are not noted: %s", self._length, error)
             return False
         _latest[self._address] = self
         return True
@@ -96,19 +101,39 @@ def watch(tensor: torch.Tensor) -> Watch | None:
 
 @functools.cache
 def _descriptor(process: int) -> int | None:  # noqa: ARG001 - a fork gets one of its own
-    """What the system is asked through; None where it does not note writes."""
+    """What the system is asked through; None, which the log says, where it does not note writes."""
+    try:
+        return _open()
+    except OSError as error:
+        logger.info(
+            "this system does not tell whether a weight was written to (%s): before its first LoRA "
+            "each weight is compared with its file, so that LoRA takes up to twice as long",
+            error.strerror,
+        )
+        return None
+
+
+def _open() -> int:
+    """A descriptor through which writes are noted.
+
+    Raises:
+        OSError: The system has none, with the reason in words.
+    """
     number = SYSTEM_CALLS.get(platform.machine())
     if sys.platform != "linux" or sys.maxsize < 2**32 or number is None:
-        return None
-    descriptor = ctypes.CDLL(None).syscall(number, os.O_CLOEXEC | USER_MODE_ONLY)
+        raise OSError(errno.ENOSYS, "that needs 64-bit Linux on x86-64 or Arm64")
+    descriptor = int(
+        ctypes.CDLL(None, use_errno=True).syscall(number, os.O_CLOEXEC | USER_MODE_ONLY)
+    )
     if descriptor < 0:
-        return None
+        reason = os.strerror(ctypes.get_errno())
+        raise OSError(ctypes.get_errno(), f"userfaultfd: {reason}; containers may forbid it")
     try:
         _control(descriptor, UFFDIO_API, API, WP_ASYNC, 0)
-    except OSError:  # Linux before 6.7
+    except OSError as error:
         os.close(descriptor)
-        return None
-    return int(descriptor)
+        raise OSError(error.errno, "that needs Linux 6.7 or later") from error
+    return descriptor
 
 
 def _control(descriptor: int, call: int, *words: int) -> None:

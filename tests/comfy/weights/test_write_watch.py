@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,18 +147,57 @@ def test_a_fork_is_not_vouched_for_and_disturbs_nothing() -> None:
     assert tensor[0, 0] == 0
 
 
-@pytest.mark.usefixtures("watching")
-def test_a_system_that_refuses_has_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError
+def refuse_call(*_: Any) -> None:
+    raise OSError(errno.EINVAL, "invalid")
 
-    monkeypatch.setattr(write_watch, "_control", refuse)
-    assert not is_watched()
-    monkeypatch.setattr(write_watch, "SYSTEM_CALLS", {})
+
+REFUSALS: dict[str, tuple[str, Any, str]] = {
+    "another processor": ("SYSTEM_CALLS", {}, "x86-64"),
+    "a container": (
+        "SYSTEM_CALLS", dict.fromkeys(write_watch.SYSTEM_CALLS, 1_000_000), "containers",
+    ),
+    "an old kernel": ("_control", refuse_call, "Linux 6.7"),
+}  # fmt: skip
+"""What is not as it should be -> (name in the module, its value there, word of the message)."""
+
+
+@pytest.fixture(params=REFUSALS)
+def refused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A system that does not note writes; the word that says why."""
+    name, value, word = REFUSALS[request.param]
+    monkeypatch.setattr(write_watch, name, value)
     write_watch._descriptor.cache_clear()
-    assert not is_watched()
-    monkeypatch.undo()
+    yield word
     write_watch._descriptor.cache_clear()
+
+
+def test_a_system_that_refuses_says_why_once_and_weights_are_compared(
+    refused: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compared: list[torch.Size] = []
+
+    def compare(weight: LentWeight, source: torch.Tensor, rows: torch.Tensor) -> bool:
+        compared.append(rows.shape)
+        return gives(weight, source, rows)
+
+    gives = LentWeight._gives
+    monkeypatch.setattr(LentWeight, "_gives", compare)
+    with caplog.at_level("INFO", logger=write_watch.__name__):
+        module = loaded(tmp_path, SHAPE)
+        assert not is_watched()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert refused in message
+    assert "compared with its file" in message
+    assert lent_of(module).patch([lora(SHAPE)])
+    assert compared == [SHAPE]
+
+
+def test_a_single_refusal_leaves_the_others_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_watched():
+        pytest.skip("this system does not note writes")
+    with monkeypatch.context() as patched:
+        patched.setattr(write_watch, "_control", refuse_call)
+        assert not is_watched()
     assert is_watched()
 
 
