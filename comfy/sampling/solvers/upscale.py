@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +37,7 @@ def sample_lcm_upscale(
     run = Trajectory(model, sigmas, extra_args, callback, disable)
     count = len(sigmas)
     growing = max(count // 2 + 1, 2) if upscale_steps is None else min(upscale_steps, count) + 1
-    factors = torch.linspace(1.0, total_upscale, growing)[1:].tolist()
+    factors = np.linspace(1.0, total_upscale, growing)[1:].tolist()
     height, width = x.shape[-2:]
     for _, sigma_next in run:
         x = run.denoise(x, run.levels[run.index])

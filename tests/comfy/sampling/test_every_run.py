@@ -14,6 +14,7 @@ from comfy.latent_formats import LatentFormat
 from comfy.nested_tensor import NestedTensor
 from comfy.sampling import noise, run, samplers, schedules, solvers
 from comfy.sampling.parameterisation import CONST
+from comfy.sampling.solvers import upscale
 from tests.comfy.sampling.support import TestModel, conditioning, patcher, two_gaussians
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -276,3 +277,22 @@ def test_a_mask_without_rows_is_named() -> None:
             3.0, "euler", "simple", conditioning([0.5] * 4), conditioning([0.0] * 4), latent,
             noise_mask=torch.ones(8), disable_pbar=True, seed=1,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(("side", "ratio", "sides"), [(15, 1.1, [16]), (30, 1.1, [32, 33])])
+def test_a_growing_latent_has_sides_rounded_in_double_precision(
+    side: int, ratio: float, sides: list[int]
+) -> None:
+    # In single precision 15 * 1.1 lies above 16.5, and 30 * 1.05 below 31.5.
+    seen: list[int] = []
+
+    def model(x: Tensor, sigma: Tensor) -> Tensor:
+        seen.append(x.shape[-1])
+        return x * 0.5
+
+    levels = torch.tensor([9.0, 5.0, 2.0, 1.0, 0.0])[-len(sides) - 2 :]
+    upscale.sample_lcm_upscale(
+        model, torch.ones(1, 4, side, side), levels, {}, disable=True, total_upscale=ratio,
+        upscale_method="bilinear", upscale_steps=len(sides),
+    )  # fmt: skip
+    assert seen == [side, *sides]
