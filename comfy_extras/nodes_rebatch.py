@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from comfy import resize
+from comfy.sampling.masks import SPATIAL_MODES
 from comfy_api.latest import ComfyExtension, io
-
-Latent = dict[str, Any]
+from comfy_nodes.latent_basics import CELL, Latent, noise_mask_of
 
 
 class LatentRebatch(io.ComfyNode):
@@ -50,22 +49,33 @@ def _single_latents(latents: list[Latent]) -> Iterator[Latent]:
     for latent in latents:
         samples = latent["samples"]
         count = samples.shape[0]
-        mask = latent.get("noise_mask")
+        mask = noise_mask_of(latent, "latents")
         if mask is None:
-            mask = torch.ones(count, 1, samples.shape[-2] * 8, samples.shape[-1] * 8)
-        mask = mask.reshape(-1, 1, *mask.shape[-2:])
+            mask = _everything(samples)
         mask = resize.repeat_to_batch_size(mask, count)
-        indices = latent.get("batch_index", range(first, first + count))
+        indices = latent.get("batch_index") or range(first, first + count)
         first += count
         for number, index in enumerate(indices):
             one = slice(number, number + 1)
             yield {"samples": samples[one], "noise_mask": mask[one], "batch_index": [index]}
 
 
+def _everything(samples: Tensor) -> Tensor:
+    """A noise mask that lets everything change, in pixels; that of a video serves all moments."""
+    if samples.ndim == 3:
+        return torch.ones(1, 1, samples.shape[-1])
+    time = (1,) * (samples.ndim - 4)
+    return torch.ones(1, 1, *time, samples.shape[-2] * CELL, samples.shape[-1] * CELL)
+
+
 def _joined(group: list[Latent]) -> Latent:
-    rows, columns = group[0]["noise_mask"].shape[-2:]
+    channels = max(item["noise_mask"].shape[1] for item in group)
+    size = tuple(group[0]["noise_mask"].shape[2:])
+    mode = SPATIAL_MODES[len(size)]
     masks = [
-        torch.nn.functional.interpolate(item["noise_mask"], size=(rows, columns), mode="bilinear")
+        resize.repeat_to_batch_size(
+            torch.nn.functional.interpolate(item["noise_mask"], size=size, mode=mode), channels, 1
+        )
         for item in group
     ]
     return {

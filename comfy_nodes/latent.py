@@ -18,6 +18,7 @@ from comfy_nodes.latent_basics import (
     Latent,
     batch_indices,
     empty_samples,
+    noise_mask_of,
     pixels_input,
     replaced,
     samples_of,
@@ -169,7 +170,7 @@ class LatentFromBatch:
         start = min(count - 1, batch_index)
         end = start + min(count - start, length)
         taken = replaced(samples, samples["samples"][start:end].clone())
-        mask = samples.get("noise_mask")
+        mask = noise_mask_of(samples, "samples")
         if mask is not None:
             whole = mask if mask.shape[0] == 1 else resize.repeat_to_batch_size(mask, count)
             taken["noise_mask"] = whole if whole.shape[0] == 1 else whole[start:end].clone()
@@ -195,7 +196,7 @@ class RepeatLatentBatch:
         shape = (amount * tensor.shape[0], *tensor.shape[1:])
         memory.require_room(shape, "the repeated latent", tensor.device, tensor.dtype)
         repeated = replaced(samples, tensor.repeat(amount, *[1] * (tensor.ndim - 1)))
-        mask = samples.get("noise_mask")
+        mask = noise_mask_of(samples, "samples")
         if mask is not None and mask.shape[0] > 1:
             whole = resize.repeat_to_batch_size(mask, tensor.shape[0])
             repeated["noise_mask"] = whole.repeat(amount, *[1] * (mask.ndim - 1))

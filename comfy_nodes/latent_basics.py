@@ -29,7 +29,35 @@ def replaced(latent: Latent, samples: Tensor) -> Latent:
 
 def batch_indices(latent: Latent) -> list[int]:
     """Index of each item in the batch its noise is drawn for."""
-    return list(latent.get("batch_index", range(latent["samples"].shape[0])))
+    return list(latent.get("batch_index") or range(latent["samples"].shape[0]))
+
+
+def noise_mask_of(latent: Latent, id: str) -> Tensor | None:
+    """The noise mask of a latent, [1 or B, 1, ...] with the axes of the samples; None without one.
+
+    On a video masks without an axis of time are those of its moments, the same for every item.
+
+    Args:
+        id: Name of the input that the latent came through.
+
+    Raises:
+        ValueError: It is no mask.
+    """
+    mask = latent.get("noise_mask")
+    if mask is None or getattr(mask, "is_nested", False):
+        return mask
+    if not torch.is_tensor(mask) or mask.ndim < 2 or 0 in mask.shape:
+        found = tuple(mask.shape) if torch.is_tensor(mask) else type(mask).__name__
+        raise ValueError(
+            f"{id}: expected a latent whose noise_mask is [batch, height, width], found {found}; "
+            "give it one with Set Latent Noise Mask"
+        )
+    mask = mask if mask.is_floating_point() else mask.float()
+    if latent["samples"].ndim == 5 and mask.ndim < 5:
+        return mask.reshape(1, 1, -1, *mask.shape[-2:])
+    if latent["samples"].ndim == 4 and mask.ndim != 4:
+        return mask.reshape(-1, 1, *mask.shape[-2:])
+    return mask
 
 
 def empty_samples(shape: Sequence[int], device: torch.device | str) -> Tensor:

@@ -9,6 +9,7 @@ expect.
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,12 +31,43 @@ def convert_cond(cond: Sequence[Any]) -> CondList:
     entries: CondList = []
     for context, options in cond:
         entry = dict(options)
+        _check_options(entry)
         if context is not None:
             entry["cross_attn"] = context
         entry["model_conds"] = dict(entry.get("model_conds", {}))
         entry["uuid"] = uuid.uuid4()
         entries.append(entry)
     return entries
+
+
+# Options of conditioning that the run itself looks into -> what they are, and what these have.
+OPTIONS = {
+    "control": ("a control network", "get_control"),
+    "hooks": ("a group of hooks", "hooks"),
+    "mask": ("a mask [batch, height, width]", "ndim"),
+}
+
+
+def _check_options(entry: dict[str, Any]) -> None:
+    """Refuse what a custom node put under the name of something else.
+
+    Raises:
+        TypeError: An option is not of its kind.
+    """
+    for option, (kind, attribute) in OPTIONS.items():
+        value = entry.get(option)
+        if value is not None and not hasattr(value, attribute):
+            raise TypeError(
+                f"conditioning: expected {kind} as its option {option!r}, found a "
+                f"{type(value).__name__}; a node before this one put it there"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except TypeError:
+        return False
 
 
 def _resolve_area(area: Sequence[Any], dims: Sequence[int]) -> tuple[int, ...]:
@@ -47,11 +79,16 @@ def _resolve_area(area: Sequence[Any], dims: Sequence[int]) -> tuple[int, ...]:
     Raises:
         ValueError: It is no area, or begins before the latent does.
     """
-    is_share = area[0] == "percentage"
+    is_share = len(area) > 0 and area[0] == "percentage"
     numbers = area[1:] if is_share else area
     axes = len(numbers) // 2
-    whole = all(is_share or number == int(number) for number in numbers)
-    if len(numbers) != 2 * axes or not whole or any(offset < 0 for offset in numbers[axes:]):
+    whole = all(_is_number(number) and (is_share or number == int(number)) for number in numbers)
+    if (
+        axes == 0
+        or len(numbers) != 2 * axes
+        or not whole
+        or any(offset < 0 for offset in numbers[axes:])
+    ):
         raise ValueError(
             f"an area is (height, width, y, x) in latent cells, or ('percentage', ...) and shares "
             f"of the latent, none before its start; found {tuple(area)}"

@@ -27,8 +27,8 @@ def reshape_mask(input_mask: Tensor, output_shape: Sequence[int]) -> Tensor:
     axes = len(output_shape) - 2
     if axes not in SPATIAL_MODES:
         raise ValueError(f"cannot mask a latent of shape {tuple(output_shape)}: 3 to 5 axes needed")
-    mask = input_mask
-    check_is_mask(mask, output_shape)
+    check_is_mask(input_mask, output_shape)
+    mask = input_mask if input_mask.is_floating_point() else input_mask.float()
     if axes == 2:
         mask = mask.reshape(-1, 1, *mask.shape[-2:])
     elif axes == 1 and mask.ndim != 3:  # [B, L], or rows of a picture joined to one line
@@ -49,8 +49,14 @@ def check_is_mask(mask: Tensor, shape: Sequence[int]) -> None:
     Args:
         shape: Of the latent, for the message.
     Raises:
+        TypeError: It is no tensor.
         ValueError: There are no axes for rows and columns, or no cells.
     """
+    if not torch.is_tensor(mask):
+        raise TypeError(
+            f"a mask is a tensor [batch, height, width], found {type(mask).__name__}; a node "
+            "before this one gave something that is no mask"
+        )
     if mask.ndim < 2 or 0 in mask.shape:
         raise ValueError(
             f"a mask of shape {tuple(mask.shape)} has no rows and columns for a latent of shape "

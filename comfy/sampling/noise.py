@@ -51,6 +51,8 @@ def prepare_noise_inner(
         latent_image: [B, C, ...].
         noise_inds: None for one draw of the whole batch, else [B] indices: item i receives the
             noise_inds[i]-th of consecutive single draws, so equal indices share their noise.
+    Raises:
+        ValueError: These are no indices, or neither one nor B.
     """
 
     def draw(batch: int) -> Tensor:
@@ -64,13 +66,26 @@ def prepare_noise_inner(
 
     if noise_inds is None:
         return draw(latent_image.shape[0])
-    wanted = [int(index) for index in np.asarray(noise_inds)]
+    wanted = _noise_indices(noise_inds, latent_image.shape[0])
     drawn = {}
     for index in range(max(wanted) + 1):
         noise = draw(1)
         if index in wanted:
             drawn[index] = noise
     return torch.cat([drawn[index] for index in wanted])
+
+
+def _noise_indices(given: Any, count: int) -> list[int]:
+    """Indices of draws for a batch of `count`, as whole numbers from 0 on."""
+    indices = np.asarray(given)
+    is_whole = np.issubdtype(indices.dtype, np.integer)
+    if not is_whole or indices.shape not in ((1,), (count,)) or indices.min() < 0:
+        raise ValueError(
+            f"batch_index: expected whole numbers from 0 on, one for each of the {count} latents "
+            f"of the batch, found {str(given)[:100]}; a node before this one changed the batch "
+            "without them"
+        )
+    return [int(index) for index in indices]
 
 
 def prepare_noise(latent_image: Any, seed: int, noise_inds: Any = None) -> Any:

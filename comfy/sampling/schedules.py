@@ -94,7 +94,13 @@ def get_sigmas_karras(
             "be 0 and levels not negative"
         )
     ramp = torch.linspace(0, 1, n, device=device)
-    low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
+    try:
+        low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
+    except ArithmeticError as error:
+        raise ValueError(
+            f"rho: expected one whose powers of the levels {sigma_min:g} to {sigma_max:g} are "
+            f"numbers, found {rho:g}; 7 is usual"
+        ) from error
     return append_zero((high + ramp * (low - high)) ** rho).to(device)
 
 

@@ -9,6 +9,7 @@ import torch
 
 import nodes
 from comfy_extras import nodes_latent, nodes_mask, nodes_rebatch
+from comfy_nodes.latent_basics import noise_mask_of
 
 
 def test_an_empty_latent_has_cells_of_eight_pixels() -> None:
@@ -121,6 +122,61 @@ def test_rebatching_starts_a_new_batch_where_the_size_changes() -> None:
         (2, 4, 16, 8),
     ]
     assert [latent["batch_index"] for latent in made] == [[0, 1], [2], [3, 4]]
+
+
+RAMP = torch.arange(64.0).reshape(8, 8) / 64
+NOISE_MASKS: dict[str, tuple[torch.Tensor, tuple[int, ...], list[int]]] = {
+    # given for three latents -> shape for one, which of the given ones each latent has
+    "[H, W]": (RAMP, (1, 1, 8, 8), [0, 0, 0]),
+    "[1, H, W]": (RAMP[None], (1, 1, 8, 8), [0, 0, 0]),
+    "[B, H, W]": (torch.stack([RAMP * k for k in range(3)]), (1, 1, 8, 8), [0, 1, 2]),
+    "[B, 1, H, W]": (torch.stack([RAMP * k for k in range(3)])[:, None], (1, 1, 8, 8), [0, 1, 2]),
+    "fewer": (torch.stack([RAMP * k for k in range(2)]), (1, 1, 8, 8), [0, 1, 0]),
+    "more": (torch.stack([RAMP * k for k in range(5)]), (1, 1, 8, 8), [0, 1, 2]),
+    "yes or no": (RAMP[None] > 0.5, (1, 1, 8, 8), [0, 0, 0]),
+    "whole numbers": ((RAMP[None] > 0.5).int(), (1, 1, 8, 8), [0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 8, 8), (3, 4, 2, 8, 8)])
+@pytest.mark.parametrize("kind", NOISE_MASKS)
+def test_noise_masks_of_every_shape_follow_their_latents(kind: str, shape: tuple[int, ...]) -> None:
+    mask, one, places = NOISE_MASKS[kind]
+    flat = mask.float().reshape(-1, *mask.shape[-2:])
+    expected = [flat[place].reshape(one) for place in places]
+    if len(shape) == 5:  # masks of the moments, the same for each video
+        expected = [flat[None, None]] * 3
+    latent = {"samples": torch.rand(shape), "noise_mask": mask}
+    taken = nodes.LatentFromBatch().frombatch(latent, 1, 2)[0]["noise_mask"]
+    for number, wanted in enumerate(expected[1:]):
+        assert torch.equal(taken[number % len(taken)][None], wanted)
+    repeated = nodes.RepeatLatentBatch().repeat(latent, 2)[0]
+    for number, wanted in enumerate([*expected, *expected]):
+        given = noise_mask_of(repeated, "samples")
+        assert given is not None
+        assert torch.equal(given[number % len(given)][None], wanted)
+    (whole,) = nodes_rebatch.LatentRebatch.execute([latent], [9])[0]
+    torch.testing.assert_close(whole["noise_mask"], torch.cat(expected))
+
+
+def test_what_is_no_noise_mask_is_refused_with_its_input() -> None:
+    for bad in ("x", torch.rand(8), torch.rand(1, 0, 8)):
+        latent = {"samples": torch.zeros(2, 4, 8, 8), "noise_mask": bad}
+        with pytest.raises(ValueError, match=r"samples: expected a latent whose noise_mask is"):
+            nodes.LatentFromBatch().frombatch(latent, 0, 1)
+        with pytest.raises(ValueError, match=r"latents: expected a latent whose noise_mask is"):
+            nodes_rebatch.LatentRebatch.execute([latent], [9])
+
+
+def test_masked_and_plain_videos_and_sounds_are_rebatched() -> None:
+    for shape, mask in (((2, 4, 3, 8, 8), (3, 32, 32)), ((2, 4, 16), (1, 1, 16))):
+        masked = {"samples": torch.rand(shape), "noise_mask": torch.zeros(mask)}
+        made = nodes_rebatch.LatentRebatch.execute([masked, {"samples": torch.rand(shape)}], [3])[0]
+        assert [tuple(latent["samples"].shape) for latent in made] == [
+            (3, *shape[1:]),
+            (1, *shape[1:]),
+        ]
+        assert [float(item.mean()) for item in made[0]["noise_mask"]] == [0.0, 0.0, 1.0]
 
 
 def test_operations_are_functions_of_a_latent() -> None:

@@ -312,3 +312,35 @@ def test_what_is_broken_before_sampling_is_said(
     one_run(torch.tensor([1.0, 0.0]), positive=entry, mask=broken if what == "noise mask" else None)
     said = {"text": "positive conditioning is", "mask": "positive conditioning's mask is"}
     assert said.get(what, "noise mask is") in caplog.text
+
+
+@pytest.mark.parametrize("indices", [[-1, 3], [0, 1, 2], ["a", "b"], [0.5, 1.0], [[0, 1]], []])
+def test_what_is_no_index_of_noise_is_refused(indices: Any) -> None:
+    with pytest.raises(ValueError, match="batch_index: expected whole numbers from 0 on, one for"):
+        noise.prepare_noise(torch.zeros(2, 4, 8, 8), 1, indices)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("control", "x"), ("hooks", 3), ("mask", [1.0]), ("area", "x"), ("area", (1, "a", 0, 0))],
+)
+def test_what_is_no_option_of_conditioning_is_refused_with_its_name(
+    option: str, value: Any
+) -> None:
+    cond = [[torch.zeros(1, 5, 4), {option: value}]]
+    model = patcher(ClosedFormModel("EPS"))
+    with pytest.raises((TypeError, ValueError), match=f"option '{option}'|an area is"):
+        run.sample_custom(
+            model, torch.zeros_like(LATENT), 2.0, samplers.ksampler("euler"),
+            torch.tensor([1.0, 0.0]), cond, cond, LATENT,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", [torch.ones(1, 8, 8).bool(), torch.ones(8, 8).int()])
+def test_noise_masks_of_whole_numbers_are_taken(mask: Tensor) -> None:
+    assert torch.equal(sample([1.0, 0.0], noise_mask=mask), sample([1.0, 0.0]))
+
+
+def test_a_noise_mask_that_is_none_says_so() -> None:
+    with pytest.raises(TypeError, match=r"a mask is a tensor .* found str"):
+        sample([1.0, 0.0], noise_mask="x")

@@ -177,3 +177,8 @@ def test_start_and_last_step_cut_the_recorded_slices(
 
 def _number(text: str) -> int | None:
     return None if text == "None" else int(text)
+
+
+def test_a_rho_beyond_the_numbers_is_refused_with_its_value() -> None:
+    with pytest.raises(ValueError, match=r"rho: expected one .* found 0\.001; 7 is usual"):
+        schedules.get_sigmas_karras(5, 0.03, 14.6, 0.001)
