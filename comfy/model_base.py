@@ -17,6 +17,7 @@ from comfy.families.hunyuan_video15 import HunyuanVideo15Model as HunyuanVideo15
 from comfy.families.hunyuan_video15 import HunyuanVideo15SRModel as HunyuanVideo15_SR_Distilled
 from comfy.families.kandinsky5 import Kandinsky5ImageModel as Kandinsky5Image
 from comfy.families.kandinsky5 import Kandinsky5Model as Kandinsky5
+from comfy.families.ltxav import LTXAVideoModel as LTXAV
 from comfy.families.ltxv import LTXVideoModel as LTXV
 from comfy.families.model_type import ModelType
 from comfy.families.noise_augmentation import CLIPEmbeddingNoiseAugmentation, Timestep, unclip_adm

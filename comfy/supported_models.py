@@ -19,6 +19,7 @@ from comfy.families.hunyuan_video import (
 )
 from comfy.families.hunyuan_video15 import HunyuanVideo15, HunyuanVideo15_SR_Distilled
 from comfy.families.kandinsky5 import Kandinsky5, Kandinsky5Image
+from comfy.families.ltxav import LTXAV
 from comfy.families.ltxv import LTXV
 from comfy.families.lumina2 import Lumina2
 from comfy.families.omnigen2 import Omnigen2

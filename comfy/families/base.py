@@ -128,16 +128,26 @@ class BaseModel(nn.Module):
         inputs = {name: _cast_floats(value, device, dtype) for name, value in kwargs.items()}
         timestep = self.process_timestep(self.model_sampling.timestep(sigma).float(), **inputs)
         output = self.diffusion_model(
-            network_input.to(dtype),
+            self.latent_for_network(network_input.to(dtype), inputs),
             timestep,
             context=_cast_floats(c_crossattn, device, dtype),
             control=control,
             transformer_options=transformer_options,
             **inputs,
         )
-        return self.model_sampling.calculate_denoised(sigma, output.float(), x)
+        made = self.output_as_latent(output)
+        return self.model_sampling.calculate_denoised(sigma, made.float(), x)
 
-    def process_timestep(self, timestep: Tensor, **kwargs: Any) -> Tensor:
+    def latent_for_network(self, latent: Tensor, inputs: dict[str, Any]) -> Any:
+        """The scaled latent as the network takes it; `inputs` are its other inputs."""
+        return latent
+
+    def output_as_latent(self, output: Any) -> Tensor:
+        """Inverse of `latent_for_network`, for what the network gives."""
+        made: Tensor = output
+        return made
+
+    def process_timestep(self, timestep: Tensor, **kwargs: Any) -> Any:
         """Last change of the timestep before the network sees it."""
         return timestep
 

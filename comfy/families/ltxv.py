@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -63,6 +63,16 @@ def read_ltxv_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict
     }
 
 
+def times_of_cells(timestep: Tensor, mask: Tensor | None) -> Tensor:
+    """Time ``[B, N, 1]`` of each cell of a video ``[B, C, T, H, W]``, 0 where its mask is; all
+    have the same ``[B]`` without one.
+    """
+    if mask is None:
+        return timestep
+    times = mask[:, :1] * timestep.reshape(-1, *[1] * (mask.ndim - 1))
+    return times.flatten(2).transpose(1, 2)
+
+
 class LTXVideoModel(BaseModel):
     """Text, the rate of frames, given frames at time 0, guides at places of their own."""
 
@@ -71,8 +81,9 @@ class LTXVideoModel(BaseModel):
         model_config: ModelFamily,
         model_type: ModelType | None = ModelType.FLUX,
         device: torch.device | str | None = None,
+        unet_model: Any = LTXVModel,
     ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=LTXVModel)
+        super().__init__(model_config, model_type, device=device, unet_model=unet_model)
 
     def conditioning_widths(self) -> dict[str, int]:
         """Width of the text tokens."""
@@ -92,13 +103,9 @@ class LTXVideoModel(BaseModel):
         made["frame_rate"] = conds.CONDConstant(kwargs.get("frame_rate", USUAL_FRAME_RATE))
         return made
 
-    def process_timestep(self, timestep: Tensor, **kwargs: Any) -> Tensor:
+    def process_timestep(self, timestep: Tensor, **kwargs: Any) -> Any:
         """Time [B, N, 1] of each cell: 0 where it is given."""
-        mask = kwargs.get("denoise_mask")
-        if mask is None:
-            return timestep
-        times = mask[:, :1] * timestep.reshape(-1, *[1] * (mask.ndim - 1))
-        return times.flatten(2).transpose(1, 2)
+        return times_of_cells(timestep, kwargs.get("denoise_mask"))
 
     def scale_latent_inpaint(
         self, sigma: Tensor, noise: Tensor, latent_image: Tensor, **kwargs: Any
@@ -119,6 +126,10 @@ class LTXV(TransformerFamily):
     prediction = ModelType.FLUX
     base_model = LTXVideoModel
     supported_inference_dtypes = [torch.bfloat16, torch.float32]
+    # Settings of the network that no shape tells -> what their values are.
+    told_by_header: ClassVar[dict[str, type | tuple[type, ...]]] = {
+        "causal_temporal_positioning": bool,  # how the first frame counts in places
+    }
 
     def __init__(self, unet_config: dict[str, Any]) -> None:
         super().__init__(unet_config)
@@ -126,17 +137,17 @@ class LTXV(TransformerFamily):
         self.memory_usage_factor = self.memory_usage_factor * width / USUAL_WIDTH
 
     def read_header(self, metadata: Mapping[str, str] | None) -> None:
-        """Takes what only the header of a file tells: how the first frame counts in places."""
-        causal = told_of(metadata, "transformer").get("causal_temporal_positioning")
-        if isinstance(causal, bool):
-            self.unet_config["causal_temporal_positioning"] = causal
+        """Takes what only the header of a file tells of the network."""
+        told = told_of(metadata, "transformer")
+        for name, kinds in self.told_by_header.items():
+            value = told.get(name)
+            if isinstance(value, kinds):
+                self.unet_config[name] = value
 
     def header(self) -> dict[str, str]:
-        """How the first frame counts, where a header told it."""
-        causal = self.unet_config.get("causal_temporal_positioning")
-        if causal is None:
-            return {}
-        return {"config": json.dumps({"transformer": {"causal_temporal_positioning": causal}})}
+        """What a header told."""
+        told = {n: self.unet_config[n] for n in self.told_by_header if n in self.unet_config}
+        return {"config": json.dumps({"transformer": told})} if told else {}
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
         """T5-XXL."""

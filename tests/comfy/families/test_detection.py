@@ -110,6 +110,7 @@ NOT_IN_THE_RECORD = {
         "PixArt sigma 1024",
         "LTXV 2B",
         "LTXV 13B",
+        "LTXAV (LTX-2)",
         "HunyuanVideo T2V",
         "HunyuanVideo I2V",
         "SkyReels I2V",
@@ -229,7 +230,6 @@ def test_a_family_without_a_network_here_is_told_by_name(
 
 NAMES = {
     "Chroma Radiance": "Chroma Radiance",
-    "LTXAV (LTX-2)": "LTX-2, video with sound",
     "NewBie": "NewBie",
     "Wan2.2 S2V 14B": "Wan 2.2 S2V, video from speech",
     "HuMo 17B": "HuMo, of the Wan family",

@@ -1,0 +1,146 @@
+"""LTX-2: text and pictures to a video with its sound, conditioned on Gemma 3 12B."""
+# ruff: noqa: RUF012 - class attributes are the facts of a family
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from comfy import conds, latent_formats, nested_tensor
+from comfy.families.dit_layout import Shapes
+from comfy.families.family import BrokenModelError, ModelFamily
+from comfy.families.ltxv import HEADS, LTXV, MARK, LTXVideoModel, times_of_cells
+from comfy.families.model_type import ModelType
+from comfy.ldm.lightricks.av_model import LTXAVModel
+
+SOUND_MARK = "audio_adaln_single.linear.weight"
+# Of later versions, whose text is modulated by the time and projected outside the network.
+LATER_MARK = "prompt_adaln_single.linear.weight"
+NUMBER = (int, float)
+USUAL_CAPTION = 3840
+USUAL_SIZES = {
+    "in_channels": 128,
+    "audio_in_channels": 128,
+    "caption_channels": USUAL_CAPTION,
+    "audio_attention_head_dim": 64,
+    "audio_cross_attention_dim": 2048,
+}
+
+
+def read_ltxav_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict[str, Any] | None:
+    """Configuration of the LTX-2 network whose keys start with `prefix`, or None.
+
+    Raises:
+        BrokenModelError: The layout fits, but a weight that decides a size is missing or
+            impossible.
+    """
+    if any(prefix + key not in state_dict for key in (MARK, SOUND_MARK)):
+        return None
+    if prefix + LATER_MARK in state_dict:
+        return None
+    shapes = Shapes(state_dict, prefix, "LTX-2")
+    block = "transformer_blocks.0."
+    widths = {name: shapes[f"{block}{name}.to_k.weight"] for name in ("attn2", "audio_attn2")}
+    for name, (width, _) in widths.items():
+        if width % HEADS:
+            raise BrokenModelError(
+                f"{prefix}{block}{name}.to_k.weight makes {width} channels, which {HEADS} heads do "
+                "not divide"
+            )
+    sizes = {
+        "in_channels": shapes["patchify_proj.weight"][1],
+        "audio_in_channels": shapes["audio_patchify_proj.weight"][1],
+        "caption_channels": shapes["caption_projection.linear_1.weight"][1],
+        "audio_attention_head_dim": widths["audio_attn2"][0] // HEADS,
+        "audio_cross_attention_dim": widths["audio_attn2"][1],
+    }
+    return {
+        "image_model": "ltxav",
+        "num_layers": shapes.count("transformer_blocks."),
+        "attention_head_dim": widths["attn2"][0] // HEADS,
+        "cross_attention_dim": widths["attn2"][1],
+        **{name: size for name, size in sizes.items() if size != USUAL_SIZES[name]},
+    }
+
+
+class LTXAVideoModel(LTXVideoModel):
+    """As LTX video, with a latent of sound packed behind that of the video."""
+
+    def __init__(
+        self,
+        model_config: ModelFamily,
+        model_type: ModelType | None = ModelType.FLUX,
+        device: torch.device | str | None = None,
+        unet_model: Any = LTXAVModel,
+    ) -> None:
+        super().__init__(model_config, model_type, device, unet_model)
+
+    def conditioning_widths(self) -> dict[str, int]:
+        """Width of the text tokens, those for the video and for the sound side by side."""
+        usual = USUAL_SIZES["caption_channels"]
+        return {"c_crossattn": 2 * self.model_config.unet_config.get("caption_channels", usual)}
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        """As LTX video; shapes of both latents, and a mask for each."""
+        made = super().extra_conds(**kwargs)
+        shapes = kwargs.get("latent_shapes")
+        if shapes is None or len(shapes) < 2:
+            return made
+        made["latent_shapes"] = conds.CONDConstant([tuple(shape) for shape in shapes])
+        mask = made.pop("denoise_mask", None)
+        if mask is not None:
+            video, sound = nested_tensor.unpack(mask.cond, shapes)
+            made["denoise_mask"] = conds.CONDRegular(video)
+            made["audio_denoise_mask"] = conds.CONDRegular(sound)
+        return made
+
+    def latent_for_network(self, latent: Tensor, inputs: dict[str, Any]) -> Any:
+        """The latents of video and sound; one of a video alone stays as it is."""
+        shapes = inputs.pop("latent_shapes", None)
+        return latent if shapes is None else nested_tensor.unpack(latent, shapes)
+
+    def output_as_latent(self, output: Any) -> Tensor:
+        """Both latents packed."""
+        return output if torch.is_tensor(output) else nested_tensor.pack(output)[0]
+
+    def process_timestep(self, timestep: Tensor, **kwargs: Any) -> Any:
+        """Times of the cells of video and sound, 0 where they are given."""
+        sound = kwargs.get("audio_denoise_mask")
+        video = times_of_cells(timestep, kwargs.get("denoise_mask"))
+        if sound is None:
+            return video, timestep
+        return video, sound[:, 0, :, 0] * timestep[:, None]
+
+    def memory_required(
+        self,
+        input_shape: Iterable[int],
+        cond_shapes: Mapping[str, list[Iterable[int]]] | None = None,
+    ) -> float:
+        """Counts channels as cells, as those of packed latents cannot be told from them."""
+        batch, *others = input_shape
+        return super().memory_required((batch, 1, math.prod(others)), cond_shapes)
+
+
+class LTXAV(LTXV):
+    """LTX-2."""
+
+    unet_config: dict[str, Any] = {"image_model": "ltxav"}
+    read_config = staticmethod(read_ltxav_config)
+    latent_format: Any = latent_formats.LTXAV
+    base_model = LTXAVideoModel
+    told_by_header: ClassVar[dict[str, type | tuple[type, ...]]] = {
+        **LTXV.told_by_header,
+        "rope_type": str,
+        "frequencies_precision": str,
+        "use_middle_indices_grid": bool,
+        "timestep_scale_multiplier": NUMBER,
+        "av_ca_timestep_scale_multiplier": NUMBER,
+    }
+
+    def __init__(self, unet_config: dict[str, Any]) -> None:
+        super().__init__(unet_config)
+        self.memory_usage_factor = 0.055  # for each value of the packed latent

@@ -1,0 +1,297 @@
+"""LTX-2: two streams of tokens, of a video and of its sound, which look at each other.
+
+Both streams have the same layers, that of the sound half as wide. In each block a stream attends to
+itself and to its text, then each attends to the other by the time at which tokens happen, then each
+has its feed-forward.
+Source: HaCohen et al. 2026, https://arxiv.org/abs/2601.03233.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from comfy import ops
+from comfy.ldm.lightricks.av_layers import AVBlock, Stream, StreamSizes, modulated
+from comfy.ldm.lightricks.layers import (
+    NORM_EPS,
+    AdaLayerNormSingle,
+    CaptionProjection,
+    Options,
+)
+from comfy.ldm.lightricks.model import CELL, LARGEST_PLACE, USUAL_FRAME_RATE, text_mask
+from comfy.ldm.lightricks.rotations import Turn, angles, halves, neighbours
+from comfy.ldm.lightricks.symmetric_patchifier import SymmetricPatchifier, latent_to_pixel_coords
+from comfy.nn import patches
+from comfy.nn.wrappers import run_wrapped
+
+HOP, RATE, SPECTRA_A_CELL = 160, 16000, 4  # samples, hertz; of the sound's latent
+TURNS = ("split", "interleaved")
+Times = tuple[Tensor, Tensor]
+
+
+class LTXAVModel(nn.Module):
+    """Predicts the flow of a noisy video and its sound from a time 0..1 and two texts.
+
+    Args:
+        in_channels, audio_in_channels: Channels of a cell of the video, and of the sound (latent
+            channels times bins).
+        cross_attention_dim, audio_cross_attention_dim: Widths of the projected texts.
+        caption_channels: Width of the text tokens of each stream.
+        timestep_scale_multiplier, av_ca_timestep_scale_multiplier: What times 0..1 are multiplied
+            by, in general and for the gates between the streams.
+        rope_type: Which channels turn together: the halves of each head ("split") or neighbours
+            ("interleaved").
+        frequencies_precision: Type in which lengths of waves are computed.
+        use_middle_indices_grid: Whether a cell's place is its middle, or its beginning.
+        causal_temporal_positioning: Whether the first cell stands for one frame in places.
+    Raises:
+        ValueError: There is no such kind of turn.
+    """
+
+    reads_patches = frozenset({patches.OUTPUT, "dit"})
+
+    def __init__(
+        self,
+        in_channels: int = 128,
+        audio_in_channels: int = 128,
+        cross_attention_dim: int = 4096,
+        audio_cross_attention_dim: int = 2048,
+        attention_head_dim: int = 128,
+        audio_attention_head_dim: int = 64,
+        num_attention_heads: int = 32,
+        audio_num_attention_heads: int = 32,
+        caption_channels: int = 3840,
+        num_layers: int = 48,
+        timestep_scale_multiplier: float = 1000.0,
+        av_ca_timestep_scale_multiplier: float = 1000.0,
+        rope_type: str = "split",
+        frequencies_precision: str = "float64",
+        use_middle_indices_grid: bool = True,
+        causal_temporal_positioning: bool = True,
+        dtype: Any = None,
+        device: Any = None,
+        operations: Any = ops.disable_weight_init,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        del kwargs  # facts of other members of the family
+        if rope_type not in TURNS:
+            raise ValueError(f"unknown rope_type {rope_type!r}; known: {', '.join(TURNS)}")
+        self.dtype = dtype
+        self.video = StreamSizes(
+            attention_head_dim * num_attention_heads, cross_attention_dim, num_attention_heads
+        )
+        self.sound = StreamSizes(
+            audio_attention_head_dim * audio_num_attention_heads,
+            audio_cross_attention_dim,
+            audio_num_attention_heads,
+        )
+        self.inner_dim, self.audio_inner_dim = self.video.width, self.sound.width
+        self.out_channels, self.audio_channels = in_channels, audio_in_channels
+        self.time_factor = timestep_scale_multiplier
+        self.gate_factor = av_ca_timestep_scale_multiplier / timestep_scale_multiplier
+        self.rope_type, self.use_middle_indices_grid = rope_type, use_middle_indices_grid
+        self.powers = torch.float64 if frequencies_precision == "float64" else torch.float32
+        self.causal_temporal_positioning = causal_temporal_positioning
+        self.patchifier = SymmetricPatchifier(1, start_end=True)
+        parts = {"dtype": dtype, "device": device, "operations": operations}
+        for prefix, sizes, channels in (
+            ("", self.video, in_channels), ("audio_", self.sound, audio_in_channels),
+        ):  # fmt: skip
+            self._add_ends(prefix, sizes.width, channels, caption_channels, parts)
+        self.av_ca_video_scale_shift_adaln_single = AdaLayerNormSingle(self.inner_dim, parts, 4)
+        self.av_ca_a2v_gate_adaln_single = AdaLayerNormSingle(self.inner_dim, parts, 1)
+        self.av_ca_audio_scale_shift_adaln_single = AdaLayerNormSingle(
+            self.audio_inner_dim, parts, 4
+        )
+        self.av_ca_v2a_gate_adaln_single = AdaLayerNormSingle(self.audio_inner_dim, parts, 1)
+        self.transformer_blocks = nn.ModuleList(
+            AVBlock(self.video, self.sound, parts) for _ in range(num_layers)
+        )
+
+    def _add_ends(
+        self, prefix: str, width: int, channels: int, caption_channels: int, parts: Options
+    ) -> None:
+        """What a stream has before and behind the blocks."""
+        place = {"dtype": parts["dtype"], "device": parts["device"]}
+        linear, norm = parts["operations"].Linear, parts["operations"].LayerNorm
+        made: dict[str, nn.Module] = {
+            "patchify_proj": linear(channels, width, **place),
+            "adaln_single": AdaLayerNormSingle(width, parts),
+            "caption_projection": CaptionProjection(caption_channels, width, parts),
+            "norm_out": norm(width, eps=NORM_EPS, elementwise_affine=False, **place),
+            "proj_out": linear(width, channels, **place),
+        }
+        for name, module in made.items():
+            self.add_module(prefix + name, module)
+        table = nn.Parameter(torch.empty(2, width, **place))
+        self.register_parameter(f"{prefix}scale_shift_table", table)
+
+    def forward(
+        self,
+        x: Tensor | Sequence[Tensor],
+        timestep: Tensor | Times,
+        context: Tensor,
+        attention_mask: Tensor | None = None,
+        frame_rate: float = USUAL_FRAME_RATE,
+        transformer_options: Options | None = None,
+        keyframe_idxs: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor | list[Tensor]:
+        """Apply the network, through the wrappers of ``transformer_options``.
+
+        Args:
+            x: Noisy latents of a video ``[B, C, T, H, W]`` and its sound ``[B, C, L, bins]``, or of
+                a video alone.
+            timestep: Times ``[B]`` in 0..1, or of each cell of both, ``[B, N, 1]`` and ``[B, L]``.
+            context: Text tokens ``[B, L, 2 * D]``, those for the video first.
+            attention_mask: 1 for tokens, 0 for padding ``[B, L]``.
+            frame_rate: Frames per second.
+            keyframe_idxs: Places ``[B, 3, n]`` in frames and pixels of the video's last n cells, or
+                both ends of them ``[B, 3, n, 2]``.
+        Returns:
+            What `x` is: a latent, or a list of both.
+        """
+        options = {} if transformer_options is None else transformer_options
+        return run_wrapped(
+            self._forward, self, "diffusion_model", options,
+            x, timestep, context, attention_mask, frame_rate, options, keyframe_idxs, **kwargs,
+        )  # fmt: skip
+
+    def _forward(
+        self,
+        x: Tensor | Sequence[Tensor],
+        timestep: Tensor | Times,
+        context: Tensor,
+        attention_mask: Tensor | None = None,
+        frame_rate: float = USUAL_FRAME_RATE,
+        transformer_options: Options | None = None,
+        keyframe_idxs: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor | list[Tensor]:
+        del kwargs
+        options = {} if transformer_options is None else transformer_options
+        latents = [x] if torch.is_tensor(x) else list(x)
+        video = latents[0]
+        silence = video.new_zeros(video.shape[0], self.audio_channels, 0, 1)
+        sound = latents[1] if len(latents) > 1 else silence
+        times = (timestep, timestep) if torch.is_tensor(timestep) else timestep
+        texts = context.chunk(2, dim=-1)
+
+        tokens, cells = self.patchifier.patchify(video)
+        places = self._video_places(cells, frame_rate, keyframe_idxs)
+        seen = self._stream("", tokens, texts[0], times[0], places)
+        spectra = rearrange(sound, "b c t f -> b t (c f)")
+        heard = self._stream("audio_", spectra, texts[1], times[1], _sound_places(sound))
+        mask = text_mask(attention_mask, seen.x)
+        seen, heard = self._blocks(seen, heard, mask, options)
+        shape = video.shape
+        made = [
+            self.patchifier.unpatchify(
+                self._out("", seen), shape[3], shape[4], shape[2], self.out_channels
+            )
+        ]
+        if len(latents) > 1:
+            told = self._out("audio_", heard)
+            made.append(rearrange(told, "b t (c f) -> b c t f", f=sound.shape[3]))
+        return made[0] if torch.is_tensor(x) else made
+
+    def _video_places(
+        self, cells: Tensor, frame_rate: float, keyframe_idxs: Tensor | None
+    ) -> Tensor:
+        """Both ends ``[B, 3, N, 2]`` of cells, in seconds and pixels."""
+        places = latent_to_pixel_coords(cells, CELL, self.causal_temporal_positioning).float()
+        if keyframe_idxs is not None:
+            given = keyframe_idxs if keyframe_idxs.ndim == 4 else keyframe_idxs[..., None]
+            places[:, :, places.shape[2] - given.shape[2] :] = given.to(places)
+        places[:, 0] /= frame_rate
+        return places
+
+    def _stream(
+        self, prefix: str, tokens: Tensor, text: Tensor, times: Tensor, places: Tensor
+    ) -> Stream:
+        """What the blocks are told of a stream."""
+        is_video = not prefix
+        sizes = self.video if is_video else self.sound
+        x = getattr(self, f"{prefix}patchify_proj")(tokens)
+        own = times.reshape(x.shape[0], -1) * self.time_factor
+        mods, embedded = self._at(f"{prefix}adaln_single", own, x)
+        side, gate = ("video", "a2v") if is_video else ("audio", "v2a")
+        look, _ = self._at(f"av_ca_{side}_scale_shift_adaln_single", own, x)
+        taken, _ = self._at(f"av_ca_{gate}_gate_adaln_single", own * self.gate_factor, x)
+        middle = places.mean(dim=-1) if self.use_middle_indices_grid else places[..., 0]
+        largest = LARGEST_PLACE[: middle.shape[1]]
+        turn = self._turn(middle, largest, sizes.width, sizes.heads, x.dtype)
+        time = self._turn(
+            middle[:, :1], LARGEST_PLACE[:1], self.sound.width, self.sound.heads, x.dtype
+        )
+        text = getattr(self, f"{prefix}caption_projection")(text)
+        return Stream(x, text, mods, look, taken, turn, time, embedded)
+
+    def _at(self, name: str, times: Tensor, like: Tensor) -> Times:
+        """What a layer makes of times ``[B, N]``: ``[B, N, ...]``."""
+        made = getattr(self, name)(times.flatten(), like.dtype)
+        first, second = (one.unflatten(0, times.shape) for one in made)
+        return first, second
+
+    def _turn(
+        self, places: Tensor, largest: Sequence[float], dim: int, heads: int, dtype: torch.dtype
+    ) -> Turn:
+        turned = angles(places, largest, dim, self.powers)
+        if self.rope_type == "split":
+            return halves(turned, heads, dtype)
+        return neighbours(turned, dtype)
+
+    def _out(self, prefix: str, stream: Stream) -> Tensor:
+        """Tokens as channels of cells."""
+        table = getattr(self, f"{prefix}scale_shift_table").to(stream.x)
+        shift, scale = (table + stream.embedded[:, :, None]).unbind(2)
+        h = getattr(self, f"{prefix}norm_out")(stream.x)
+        made: Tensor = getattr(self, f"{prefix}proj_out")(modulated(h, scale, shift))
+        return made
+
+    def _blocks(
+        self, video: Stream, sound: Stream, mask: Tensor | None, options: Options
+    ) -> tuple[Stream, Stream]:
+        replaced = (options.get("patches_replace") or {}).get("dit") or {}
+        options["total_blocks"], options["block_type"] = len(self.transformer_blocks), "double"
+        for number, block in enumerate(self.transformer_blocks):
+            options["block_index"] = number
+
+            def original(
+                args: Options,
+                block: nn.Module = block,
+                video: Stream = video,
+                sound: Stream = sound,
+            ) -> Options:
+                seen = replace(video, x=args["img"][0], text=args["v_context"])
+                heard = replace(sound, x=args["img"][1], text=args["a_context"])
+                made = block(seen, heard, args["attention_mask"], args["transformer_options"])
+                return {"img": made}
+
+            args = {"img": (video.x, sound.x), "v_context": video.text, "a_context": sound.text,
+                    "attention_mask": mask, "v_timestep": video.mods, "a_timestep": sound.mods,
+                    "v_pe": video.turn, "a_pe": sound.turn,
+                    "transformer_options": options}  # fmt: skip
+            key = ("double_block", number)
+            if key in replaced:
+                made = replaced[key](args, {"original_block": original})["img"]
+            else:
+                made = original(args)["img"]
+            video, sound = replace(video, x=made[0]), replace(sound, x=made[1])
+        return video, sound
+
+
+def _sound_places(sound: Tensor) -> Tensor:
+    """Both ends ``[B, 1, L, 2]`` in seconds of the cells of a sound's latent, of which the first
+    stands for one spectrum."""
+    cells = torch.arange(sound.shape[2], device=sound.device)
+    ends = torch.stack([cells, cells + 1], dim=-1) * SPECTRA_A_CELL
+    ends = (ends + 1 - SPECTRA_A_CELL).clamp(min=0).float() * HOP / RATE
+    return ends.expand(sound.shape[0], 1, -1, -1)
