@@ -32,6 +32,7 @@ from comfy.weights.errors import WeightFileError
 from comfy.weights.fill import UnknownWeightsError
 from comfy.weights.header_hints import read_hints
 from comfy.weights.layout import arrange_convolutions
+from comfy.weights.ltx_header import told_of
 from comfy.weights.marks import cannot_run
 
 logger = logging.getLogger(__name__)
@@ -177,7 +178,8 @@ def _checkpoint_clip(
             logger, "the checkpoint holds no text encoder; load one with a Load CLIP node"
         )
         return None
-    sizes = text_model_configs(weights, read_hints(metadata, "text_config"))
+    told = told_of(metadata, "transformer")
+    sizes = text_model_configs(weights, read_hints(metadata, "text_config"), told)
     settings = dict(options or {})
     folders = settings.pop(FOLDERS_OPTION, ())
     network = {key: value for key, value in weights.items() if not key.endswith(EMBEDDED_NAMES)}

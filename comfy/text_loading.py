@@ -26,6 +26,7 @@ from comfy.loading import (
 from comfy.text_encoders import (
     hunyuan_image,
     hunyuan_video,
+    lt,
     lumina2,
     mistral,
     omnigen2,
@@ -40,6 +41,7 @@ from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.vocabularies import EMBEDDED_NAMES, vocabulary_beside
 from comfy.weights import state_dict as files
 from comfy.weights.header_hints import read_hints
+from comfy.weights.ltx_header import told_of
 from comfy.weights.marks import cannot_run
 
 # A key that only this encoder (and larger ones, which stand before it) has -> its name.
@@ -49,12 +51,11 @@ ENCODER_MARKS = (
     ("text_model.encoder.layers.0.mlp.fc1.weight", "clip_l"),
 )
 T5_BLOCK = "encoder.block.0.layer."
-GEMMA3_12B_MARK = "model.layers.47.self_attn.q_norm.weight"
+GEMMA3_12B_MARK = "model.layers.47.self_attn.q_norm.weight"  # the other has fewer layers
 # Encoders that are recognised but cannot be loaded: a key that they have -> name.
 UNSUPPORTED_MARKS = (
     ("model.encoder.layers.0.mixer.Wqkv.weight", "Jina CLIP 2"),
     (f"{T5_BLOCK}1.DenseReluDense.wi.weight", "T5 of the first version"),
-    (GEMMA3_12B_MARK, "Gemma 3 12B (LTX-2)"),
 )
 T5_WIDTHS = {768: "T5-base (Stable Audio, ACE-Step)"}
 
@@ -87,7 +88,8 @@ def load_clip(
                 path,
                 cannot_run(unsupported) if unsupported else found,
                 "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or bigG), T5-XXL, UMT5-XXL, "
-                "Qwen 2.5 7B, Qwen 3 4B, Llama 3, Mistral Small 3, Gemma 2 2B or Gemma 3 4B",
+                "Qwen 2.5 7B, Qwen 3 4B, Llama 3, Mistral Small 3, Gemma 2 2B, Gemma 3 4B or 12B, "
+                "or (beside Gemma 3 12B) a checkpoint of LTX-2 with the connectors of its text",
             )
         parts.append(part)
         metadata.update(header or {})
@@ -123,7 +125,8 @@ def load_text_encoder_state_dicts(
         for kind, part in zip(kinds, parts)
         for key, value in part.items()
     }
-    sizes = text_model_configs(whole, read_hints(metadata, "text_config"))
+    told = told_of(metadata, "transformer")
+    sizes = text_model_configs(whole, read_hints(metadata, "text_config"), told)
     options = dict(model_options or {})
     folders = options.pop(FOLDERS_OPTION, ())
     data = held or vocabulary_beside(whole, folders)
@@ -138,7 +141,12 @@ def load_text_encoder_state_dicts(
 
 
 def as_clip_keys(state_dict: StateDict) -> StateDict:
-    """Keys as CLIP names them, whether the file has CLIP's or OpenCLIP's layout."""
+    """Keys as CLIP names them, whether the file has CLIP's or OpenCLIP's layout; of a checkpoint
+    of LTX-2, the connectors of its text.
+    """
+    connectors = lt.connector_keys(state_dict)
+    if connectors is not None:
+        return connectors
     if "transformer.resblocks.0.ln_1.weight" in state_dict:
         return openclip.to_clip(state_dict, "", "")
     prefix = "text_model.text_model."  # some tools save the encoder inside another module
@@ -149,6 +157,8 @@ def as_clip_keys(state_dict: StateDict) -> StateDict:
 
 def detect_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
     """Which encoder a file holds: clip_l, clip_g, clip_h, t5xxl, umt5xxl; None for another."""
+    if lt.MARK in state_dict:
+        return lt.CONNECTORS
     found = next((name for key, name in ENCODER_MARKS if key in state_dict), None)
     return found or _t5_name(state_dict) or _llm_name(state_dict)
 
@@ -159,7 +169,7 @@ def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
     has_head_norms = "model.layers.0.self_attn.q_norm.weight" in state_dict
     if "model.layers.0.post_feedforward_layernorm.weight" in state_dict:
         if GEMMA3_12B_MARK in state_dict:
-            return None
+            return lt.GEMMA3_12B
         return lumina2.GEMMA3_4B if has_head_norms else lumina2.GEMMA2_2B
     if norm is None:
         return None

@@ -10,6 +10,7 @@ from comfy.vae import ltx_audio
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
 from comfy_nodes.latent_basics import empty_samples
+from comfy_nodes.loaders import load_text_encoders
 
 Latent = dict[str, Any]
 NEEDED = ("latent_channels", "latent_frequency_bins", "num_of_latents_from_frames")
@@ -57,6 +58,33 @@ class LTXVAudioVAELoader(io.ComfyNode):
     def execute(cls, ckpt_name: str) -> io.NodeOutput:
         path = folder_paths.get_full_path_or_raise("checkpoints", ckpt_name)
         return io.NodeOutput(ltx_audio.load(path))
+
+
+class LTXAVTextEncoderLoader(io.ComfyNode):
+    """Loads Gemma 3 12B with the connectors of a checkpoint, which stand behind it."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="LTXAVTextEncoderLoader",
+            display_name="LTXV Audio Text Encoder Loader",
+            category="advanced/loaders",
+            description="Loads the text encoder of LTX-2: Gemma 3 12B, and what a checkpoint of "
+            "LTX-2 has to read it with.",
+            inputs=[
+                io.Combo.Input(
+                    "text_encoder", options=folder_paths.get_filename_list("text_encoders")
+                ),
+                io.Combo.Input("ckpt_name", options=folder_paths.get_filename_list("checkpoints")),
+            ],
+            outputs=[io.Clip.Output()],
+        )
+
+    @classmethod
+    def execute(cls, text_encoder: str, ckpt_name: str) -> io.NodeOutput:
+        names = {"text_encoders": text_encoder, "checkpoints": ckpt_name}
+        paths = [folder_paths.get_full_path_or_raise(*place) for place in names.items()]
+        return io.NodeOutput(load_text_encoders(paths, "ltxv", "default"))
 
 
 class LTXVAudioVAEEncode(io.ComfyNode):
@@ -141,5 +169,9 @@ class LTXVEmptyLatentAudio(io.ComfyNode):
 
 
 comfy_entrypoint = entrypoint_of(
-    LTXVAudioVAELoader, LTXVAudioVAEEncode, LTXVAudioVAEDecode, LTXVEmptyLatentAudio
+    LTXVAudioVAELoader,
+    LTXVAudioVAEEncode,
+    LTXVAudioVAEDecode,
+    LTXVEmptyLatentAudio,
+    LTXAVTextEncoderLoader,
 )

@@ -279,6 +279,9 @@ class ModelSave:
         return {}
 
 
+WITH_VOCABULARY = ("t5", "gemma", "mistral")  # encoders whose files carry their word pieces
+
+
 class CLIPSave:
     """Saves a text encoder, one file for each of its parts."""
 
@@ -317,8 +320,8 @@ class CLIPSave:
                 vocabulary[key] = value
             elif inner.startswith("transformer."):
                 parts.setdefault(part, {})[inner.removeprefix("transformer.")] = value
-        for part, tensors in parts.items():  # a T5 carries its vocabulary
-            if "t5" in part:
+        for part, tensors in parts.items():
+            if any(name in part for name in WITH_VOCABULARY):
                 tensors.update(vocabulary)
         metadata = {**text_hints(clip), **(header_text(prompt, extra_pnginfo) or {})}
         for part, tensors in parts.items():

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from comfy import conds, latent_formats, nested_tensor
 from comfy.families.dit_layout import Shapes
-from comfy.families.family import BrokenModelError, ModelFamily
+from comfy.families.family import BrokenModelError, ClipTarget, ModelFamily, StateDict
 from comfy.families.ltxv import HEADS, LTXV, MARK, LTXVideoModel, times_of_cells
 from comfy.families.model_type import ModelType
+from comfy.families.text_sizes import llm_dtype
 from comfy.ldm.lightricks.av_model import LTXAVModel
+from comfy.text_encoders import lt
 
 SOUND_MARK = "audio_adaln_single.linear.weight"
 # Of later versions, whose text is modulated by the time and projected outside the network.
@@ -144,3 +146,7 @@ class LTXAV(LTXV):
     def __init__(self, unet_config: dict[str, Any]) -> None:
         super().__init__(unet_config)
         self.memory_usage_factor = 0.055  # for each value of the packed latent
+
+    def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:
+        """Gemma 3 12B with the connectors, where a checkpoint holds both."""
+        return ClipTarget(lt.LTXAVGemmaTokenizer, lt.ltxav_te(llm_dtype(state_dict)))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from comfy.families.family import BrokenModelError
 from comfy.families.unet_layout import count_consecutive
+from comfy.text_encoders.lt import CONNECTORS
 
 CHANNELS_PER_HEAD = 64  # what every published CLIP text encoder uses
 ENCODERS = ("clip_l", "clip_g", "clip_h")
@@ -24,21 +25,26 @@ LLM_ENCODERS = (
     "qwen3_2b",
     "gemma2_2b",
     "gemma3_4b",
+    "gemma3_12b",
 )
 LLM_HEAD = 128  # channels of a head where no norm tells
 GEMMA_HEAD = 256  # likewise
+CONNECTOR_HEAD = 128  # channels of a head of the connectors of LTX-2
 VISION_HEAD = 80  # channels of a head of the picture tower of Qwen 2.5 VL
 T5_ATTENTION = "layer.0.SelfAttention"
 
 
 def text_model_configs(
-    state_dict: Mapping[str, Tensor], hints: Mapping[str, int]
+    state_dict: Mapping[str, Tensor],
+    hints: Mapping[str, int],
+    told: Mapping[str, Any] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Options `<encoder>_model_config` for each text encoder in a state dict.
 
     Args:
         state_dict: Tensors by the keys of the text encoder module (`clip_l.transformer...`).
         hints: Header entries; `num_attention_heads` overrides one head per 64 channels.
+        told: What a header of LTX-2 tells of its transformer, for the connectors of its text.
 
     Raises:
         BrokenModelError: An encoder is there, but the weights that decide its sizes are not.
@@ -63,6 +69,11 @@ def text_model_configs(
             visual = f"{encoder}.transformer.visual."
             if f"{visual}patch_embed.proj.weight" in state_dict:
                 config["vision_config"] = _vision_config(state_dict, visual)
+    connectors = f"{CONNECTORS}.transformer."
+    if any(key.startswith(connectors) for key in state_dict):
+        configs[f"{CONNECTORS}_model_config"] = _connectors_config(
+            state_dict, connectors, told or {}
+        )
     return configs
 
 
@@ -99,6 +110,23 @@ def _vision_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, A
         "depth": count_consecutive(state_dict, f"{prefix}blocks."),
         "num_heads": max(1, width // VISION_HEAD),
         "out_hidden_size": _shape(state_dict, f"{prefix}merger.mlp.2.weight")[0],
+    }
+
+
+def _connectors_config(
+    state_dict: Mapping[str, Tensor], prefix: str, told: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Sizes of the connectors of LTX-2; heads and turns are the header's, or those published."""
+    root = f"{prefix}video_embeddings_connector."
+    width, states = _shape(state_dict, f"{prefix}text_embedding_projection.aggregate_embed.weight")
+    heads = told.get("connector_num_attention_heads", max(1, width // CONNECTOR_HEAD))
+    return {
+        "states": states,
+        "width": width,
+        "heads": int(heads),
+        "layers": count_consecutive(state_dict, f"{root}transformer_1d_blocks."),
+        "registers": _shape(state_dict, f"{root}learnable_registers")[0],
+        "rope_type": told.get("rope_type", "split"),
     }
 
 

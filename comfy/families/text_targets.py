@@ -13,6 +13,7 @@ from comfy.families.family import ClipTarget
 from comfy.text_encoders import (
     hunyuan_image,
     hunyuan_video,
+    lt,
     lumina2,
     mistral,
     ovis,
@@ -129,6 +130,9 @@ FOR_TYPE: dict[tuple[CLIPType, frozenset[str]], Target | None] = {
         FluxTokenizer, flux_clip(kept)
     ),
     (CLIPType.LTXV, frozenset({"t5xxl"})): _t5(t5_alone.LTXV),
+    (CLIPType.LTXV, frozenset({lt.GEMMA3_12B, lt.CONNECTORS})): lambda kept: ClipTarget(
+        lt.LTXAVGemmaTokenizer, lt.ltxav_te(kept)
+    ),
     (CLIPType.PIXART, frozenset({"t5xxl"})): _t5(t5_alone.PIXART),
     (CLIPType.CHROMA, frozenset({"t5xxl"})): _t5(t5_alone.PIXART),
     (CLIPType.WAN, frozenset({"t5xxl"})): None,

@@ -7,6 +7,7 @@ from typing import Any
 
 from comfy.text_encoders import (
     hunyuan_video,
+    lt,
     lumina2,
     mistral,
     omnigen2,
@@ -32,6 +33,7 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     hunyuan_video.NAME: hunyuan_video.find_llama_pieces,
     lumina2.GEMMA2_2B: lumina2.find_gemma_pieces,
     lumina2.GEMMA3_4B: lumina2.find_gemma_pieces,
+    lt.GEMMA3_12B: lumina2.find_gemma_pieces,
 }
 # Tensors of bytes that are vocabularies, not weights.
 EMBEDDED_NAMES = (EMBEDDED, tekken.EMBEDDED)

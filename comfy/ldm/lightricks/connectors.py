@@ -1,0 +1,137 @@
+"""What stands between the language model of LTX-2 and its network: one projection of all states,
+then a small transformer for the video's text and one for the sound's.
+
+Behind the text stand learned registers, so that all texts are equally long.
+Source: HaCohen et al. 2026, https://arxiv.org/abs/2601.03233.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comfy import ops
+from comfy.ldm.lightricks.av_layers import QK_EPS
+from comfy.ldm.lightricks.layers import Attention, FeedForward, Options, normed
+from comfy.ldm.lightricks.rotations import Turn, angles, halves, neighbours
+
+LONGEST = 4096  # tokens that rotations were made for
+FEWEST = 1024  # tokens of a text with its registers
+SPREAD = 8.0  # of states, from the least to the greatest
+RANGE_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class ConnectorsConfig:
+    """Sizes of both connectors.
+
+    Attributes:
+        states: Width of all states of a token together.
+        width, heads, layers: Of the transformers.
+        registers: Learned registers.
+        rope_type: Which channels turn together (see `LTXAVModel`).
+    """
+
+    states: int = 3840 * 49
+    width: int = 3840
+    heads: int = 30
+    layers: int = 2
+    registers: int = 128
+    rope_type: str = "split"
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> ConnectorsConfig:
+        """From a configuration's entries; those of no concern here are left out."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in options.items() if name in known})
+
+
+class ConnectorBlock(nn.Module):
+    """Attention among the tokens and feed-forward."""
+
+    def __init__(self, config: ConnectorsConfig, parts: Options) -> None:
+        super().__init__()
+        width = config.width
+        self.attn1 = Attention(width, width, config.heads, parts, eps=QK_EPS)
+        self.ff = FeedForward(width, parts)
+
+    def forward(self, x: Tensor, turn: Turn) -> Tensor:
+        x = x + self.attn1(normed(x), turn=turn)
+        return x + self.ff(normed(x))
+
+
+class Connector(nn.Module):
+    """A transformer over a text ``[B, L, D]`` and the registers behind it."""
+
+    def __init__(self, config: ConnectorsConfig, parts: Options) -> None:
+        super().__init__()
+        place = {"dtype": parts["dtype"], "device": parts["device"]}
+        self.config = config
+        self.learnable_registers = nn.Parameter(
+            torch.empty(config.registers, config.width, **place)
+        )
+        self.transformer_1d_blocks = nn.ModuleList(
+            ConnectorBlock(config, parts) for _ in range(config.layers)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.filled_up(x)
+        places = torch.arange(x.shape[1], device=x.device)[None, None]
+        turned = angles(places, (LONGEST,), self.config.width, torch.float64)
+        if self.config.rope_type == "split":
+            turn = halves(turned, self.config.heads, x.dtype)
+        else:
+            turn = neighbours(turned, x.dtype)
+        for block in self.transformer_1d_blocks:
+            x = block(x, turn)
+        return normed(x)
+
+    def filled_up(self, x: Tensor) -> Tensor:
+        """The text and, from its end on, the registers of those places: whole rounds of them."""
+        rounds = math.ceil(max(FEWEST, x.shape[1]) / self.config.registers)
+        registers = self.learnable_registers.to(x).repeat(rounds, 1)[x.shape[1] :]
+        return torch.cat([x, registers.expand(x.shape[0], -1, -1)], dim=1)
+
+
+def spread_out(states: Tensor) -> Tensor:
+    """All states of tokens side by side ``[B, L, D * n]``, those of each layer about -4..4.
+
+    Args:
+        states: ``[B, n, L, D]``, of the tokens and behind each layer.
+    """
+    mean = states.mean(dim=(2, 3), keepdim=True)
+    reach = states.amax(dim=(2, 3), keepdim=True) - states.amin(dim=(2, 3), keepdim=True)
+    even = (states - mean) / (reach + RANGE_EPS) * SPREAD
+    return even.movedim(1, -1).flatten(2)
+
+
+class Connectors(nn.Module):
+    """States of a text ``[B, n, L, D]`` to what both streams read, side by side."""
+
+    def __init__(
+        self,
+        config: ConnectorsConfig,
+        dtype: Any = None,
+        device: Any = None,
+        operations: Any = ops.manual_cast,
+    ) -> None:
+        super().__init__()
+        parts = {"dtype": dtype, "device": device, "operations": operations}
+        self.config = config
+        projection = operations.Linear(
+            config.states, config.width, bias=False, dtype=dtype, device=device
+        )
+        self.text_embedding_projection = nn.ModuleDict({"aggregate_embed": projection})
+        self.video_embeddings_connector = Connector(config, parts)
+        self.audio_embeddings_connector = Connector(config, parts)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """``[B, tokens and registers, 2 * width]``, for the video first."""
+        text = self.text_embedding_projection["aggregate_embed"](spread_out(states))
+        both = (self.video_embeddings_connector(text), self.audio_embeddings_connector(text))
+        return torch.cat(both, dim=-1)

@@ -1,0 +1,162 @@
+"""Text encoding of LTX-2: all states of Gemma 3 12B, projected and read by two connectors.
+
+Source: HaCohen et al. 2026, https://arxiv.org/abs/2601.03233.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comfy import ops
+from comfy.devices import placement
+from comfy.ldm.lightricks.connectors import Connectors, ConnectorsConfig
+from comfy.ldm.llm.model import DecoderLLM
+from comfy.text_encoders.encoder import Chunk, SDClipModel
+from comfy.text_encoders.lumina2 import GEMMA3_CONFIG, PAD, START, GemmaTokenizer
+from comfy.text_encoders.tokenizer import SD1Tokenizer
+
+GEMMA3_12B, CONNECTORS = "gemma3_12b", "ltx2_connectors"
+WIDTH, LAYERS = 3840, 48
+CONFIG: dict[str, Any] = {
+    **GEMMA3_CONFIG, "hidden_size": WIDTH, "intermediate_size": 15360, "num_hidden_layers": LAYERS,
+    "num_attention_heads": 16, "num_key_value_heads": 8,
+}  # fmt: skip
+COPIES = 3  # of all states of a text that live at once
+# Keys of the connectors, and what stands before them in checkpoints.
+PARTS = (
+    "text_embedding_projection.",
+    "video_embeddings_connector.",
+    "audio_embeddings_connector.",
+)
+MARK = f"{PARTS[0]}aggregate_embed.weight"
+PREFIXES = ("", "model.diffusion_model.", f"text_encoders.{CONNECTORS}.transformer.")
+
+
+def connector_keys(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The connectors among the tensors of a file, by their own keys; None if there are none."""
+    found = {
+        key.removeprefix(prefix): value
+        for prefix in PREFIXES
+        for key, value in state_dict.items()
+        if key.startswith(tuple(prefix + part for part in PARTS))
+    }
+    return found if MARK in found else None
+
+
+class Gemma3_12BTokenizer(GemmaTokenizer):
+    """Gemma 3's; weights in parentheses have no meaning for it."""
+
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(WIDTH, GEMMA3_12B, embedding_directory, tokenizer_data, True)
+
+
+class LTXAVGemmaTokenizer(SD1Tokenizer):
+    """Gemma 3's tokens under the encoder's name."""
+
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(
+            embedding_directory, tokenizer_data, GEMMA3_12B, Gemma3_12BTokenizer, name=GEMMA3_12B
+        )
+
+
+class Gemma3_12BModel(SDClipModel):
+    """Gemma 3 12B: the states of its tokens, and those behind each layer."""
+
+    def __init__(
+        self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
+    ) -> None:
+        super().__init__(
+            device=device,
+            layer="all",
+            textmodel_json_config=CONFIG,
+            dtype=dtype,
+            special_tokens={"start": START, "pad": PAD},
+            layer_norm_hidden_state=False,
+            model_class=DecoderLLM,
+            enable_attention_masks=True,
+            return_attention_masks=True,
+            model_options={**(model_options or {}), "model_name": GEMMA3_12B},
+        )
+
+
+class HeldConnectors(nn.Module):
+    """The connectors, held as encoders are."""
+
+    def __init__(self, dtype: Any, device: Any, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        config = ConnectorsConfig.from_options(options.get(f"{CONNECTORS}_model_config") or {})
+        operations = options.get("custom_operations") or ops.manual_cast
+        self.transformer = Connectors(config, dtype, device, operations)
+
+
+class LTXAVTEModel(nn.Module):
+    """Gemma and the connectors.
+
+    Attributes:
+        dtypes: Types in which weights are kept.
+    """
+
+    def __init__(
+        self,
+        dtype_llm: torch.dtype | None = None,
+        device: Any = "cpu",
+        dtype: torch.dtype | None = None,
+        model_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        options, kept = model_options or {}, dtype_llm or dtype
+        kind = options.get(f"{GEMMA3_12B}_class", Gemma3_12BModel)
+        self.gemma3_12b = kind(device=device, dtype=kept, model_options=options)
+        self.ltx2_connectors = HeldConnectors(kept, device, options)
+        self.dtypes = {one for one in (dtype, dtype_llm) if one is not None}
+
+    def set_clip_options(self, options: Mapping[str, Any]) -> None:
+        """See SDClipModel; all layers count, so a person's choice of one changes nothing."""
+        self.gemma3_12b.set_clip_options(options)
+
+    def reset_clip_options(self) -> None:
+        """See SDClipModel."""
+        self.gemma3_12b.reset_clip_options()
+
+    def encode_token_weights(
+        self, token_weight_pairs: Mapping[str, Sequence[Chunk]]
+    ) -> tuple[Any, ...]:
+        """Conditioning ``[1, 1024 or more, 2 * width]``, for the video and for the sound side by
+        side, and no pooled state; all of it is to be seen."""
+        states, pooled, extra = self.gemma3_12b.encode_token_weights(token_weight_pairs[GEMMA3_12B])
+        seen = extra["attention_mask"][0].to(states.device).bool()
+        table = self.gemma3_12b.transformer.get_input_embeddings()
+        device = self.gemma3_12b.execution_device or table.weight.device
+        made = self.ltx2_connectors.transformer(states[:, :, seen].to(device))
+        return made.to(placement.intermediate_device()), pooled, {}
+
+    def load_sd(self, sd: Mapping[str, Tensor]) -> Any:
+        """Load the weights of Gemma, or of the connectors, known by their keys."""
+        own = connector_keys(sd)
+        if own is None:
+            return self.gemma3_12b.load_sd(sd)
+        return self.ltx2_connectors.transformer.load_state_dict(own, strict=False)
+
+    def memory_estimation_function(
+        self, tokens: Mapping[str, Sequence[Chunk]], device: Any = None
+    ) -> float:
+        """Bytes beside the weights: all states of a text, and the projection in float32."""
+        del device
+        length = sum(len(chunk) for chunk in tokens[GEMMA3_12B])
+        config = self.ltx2_connectors.transformer.config
+        values = COPIES * length * config.states + config.states * config.width
+        return float(values * torch.float32.itemsize)
+
+
+def ltxav_te(dtype_llm: torch.dtype | None = None) -> Callable[..., LTXAVTEModel]:
+    """Maker of the encoder whose weights are kept in a given type (None: as asked for)."""
+    return partial(LTXAVTEModel, dtype_llm)
