@@ -37,7 +37,7 @@ class VAEDecode:
 
     def decode(self, vae: Any, samples: Latent) -> tuple[Tensor]:
         """Pictures [B, H, W, C]; the frames of a video become items of the batch."""
-        return (frames_as_batch(vae.decode(pictures_of(samples))),)
+        return (frames_as_batch(vae.decode(pictures_of(samples, vae))),)
 
 
 class VAEDecodeTiled:
@@ -67,6 +67,7 @@ class VAEDecodeTiled:
         temporal_overlap: int = 8,
     ) -> tuple[Tensor]:
         """Tiles of `tile_size` pixels that overlap by at most a quarter of that."""
+        latent = pictures_of(samples, vae)
         overlap = min(overlap, tile_size // 4)
         time_tile, time_overlap = None, None
         ratio = vae.temporal_compression_decode()
@@ -76,7 +77,7 @@ class VAEDecodeTiled:
             time_overlap = max(1, min(time_tile // 2, temporal_overlap // ratio))
         space = vae.spacial_compression_decode()
         images = vae.decode_tiled(
-            pictures_of(samples),
+            latent,
             tile_x=tile_size // space,
             tile_y=tile_size // space,
             overlap=overlap // space,
@@ -231,10 +232,20 @@ def tile_inputs(step: int) -> dict[str, Any]:
     }
 
 
-def pictures_of(samples: Latent) -> Tensor:
-    """The latent of pictures or a video; the first of several together, such as video and sound."""
+def pictures_of(samples: Latent, vae: Any) -> Tensor:
+    """The latent of pictures or a video; the first of several together, such as video and sound.
+
+    Raises:
+        ValueError: It is one of sound, and the autoencoder makes pictures.
+    """
     latent: Any = samples["samples"]
     first: Tensor = latent.unbind()[0] if getattr(latent, "is_nested", False) else latent
+    if getattr(vae, "latent_dim", 1) > 1 and first.ndim < 4:
+        raise ValueError(
+            "samples: expected a latent of pictures, [batch, channels, height, width], as this VAE "
+            f"decodes them, found one of shape {tuple(first.shape)}; one of sound is decoded by "
+            "VAE Decode Audio"
+        )
     return first
 
 

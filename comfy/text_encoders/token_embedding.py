@@ -4,6 +4,7 @@ places."""
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,7 +91,7 @@ def _embed_chunk(
     pieces: list[Tensor] = []
     mask: list[int] = []
     info: list[dict[str, Any]] = []
-    lost = 0
+    widths: Counter[int] = Counter()  # of rows that fit no token of this encoder
     states = iter(_mask_of_ids(ids, special))
     for token in chunk:
         if isinstance(token, int):
@@ -101,18 +102,20 @@ def _embed_chunk(
         if rows is None:
             continue
         if rows.shape[-1] != table.weight.shape[-1]:
-            progress.warn(
-                logger,
-                "An embedding of width %d was left out: this text encoder has width %d",
-                rows.shape[-1],
-                table.weight.shape[-1],
-            )
-            lost += rows.shape[0]
+            widths[rows.shape[-1]] += rows.shape[0]
             continue
         info.append({"type": _type(token), "index": len(mask), "size": len(rows), "extra": extra})
         pieces.append(rows)
         mask.extend([1] * len(rows))
-    if lost:
+    for width, lost in widths.items():
+        progress.warn(
+            logger,
+            "%d rows of embeddings of width %d were left out of the text: this text encoder has "
+            "width %d; use embeddings made for this model",
+            lost,
+            width,
+            table.weight.shape[-1],
+        )
         pieces.append(_look_up([special.pad or 0] * lost, table, device)[0])
         mask.extend([0] * lost)
     return EmbeddedText(

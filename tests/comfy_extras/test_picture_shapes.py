@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -262,3 +263,13 @@ def test_a_video_is_pasted_frame_by_frame(resize_source: bool) -> None:
         torch.testing.assert_close(
             whole[:, :, frame], pasted(below[:, :, frame], above[:, :, frame])
         )
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [VAEDecode().decode, functools.partial(VAEDecodeTiled().decode, tile_size=64)],
+)
+def test_a_sound_is_not_decoded_as_a_picture(decode: Callable[..., Any]) -> None:
+    vae = SimpleNamespace(latent_dim=2, decode=None)
+    with pytest.raises(ValueError, match=r"samples: expected a latent of pictures.*\(1, 4, 64\)"):
+        decode(vae, latent(1, 4, 64))

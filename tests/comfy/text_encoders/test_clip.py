@@ -102,3 +102,16 @@ def test_tokenizer_options_reach_the_tokenizer(clip: CLIP) -> None:
 
 def test_a_text_of_two_chunks_is_twice_as_long(clip: CLIP) -> None:
     assert clip.encode("cat " * 80).shape == (1, 154, 32)
+
+
+def test_rows_of_another_models_embedding_are_counted_and_left_out(
+    clip: CLIP, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = clip.tokenize("a b c d e")
+    (name, (chunk,)) = next(iter(tokens.items()))
+    wrong = [(torch.rand(99), 1.0)] * 3
+    cond, _ = clip.encode_from_tokens(
+        {name: [[*chunk[:2], *wrong, *chunk[5:]]]}, return_pooled=True
+    )
+    assert cond.shape[1] == 77
+    assert caplog.text.count("3 rows of embeddings of width 99 were left out") == 1
