@@ -13,6 +13,7 @@ from comfy.families.family import ModelFamily
 from comfy.patching.patcher import ModelPatcher
 from comfy.text_encoders.clip import CLIP
 from comfy.weights import contents, lora_report
+from comfy.weights.adapters import IA3Adapter
 from comfy.weights.lora import (
     convert_lora,
     model_lora_keys_clip,
@@ -72,7 +73,8 @@ def load_lora_for_models(
     if clip is not None:
         new_clip = clip.clone()
         used.update(new_clip.add_patches(patches, strength_clip))
-    unused = [str(key) for key in patches if key not in used]
+    # Factors of outputs scale a bias too, where the layer has one.
+    unused = [str(k) for k, v in patches.items() if k not in used and not isinstance(v, IA3Adapter)]
     if unused:
         progress.warn(logger, "%s: no place for %s", name, contents.in_words(unused))
     return new_model, new_clip

@@ -33,6 +33,9 @@ FACTORS = re.compile(r"^(?P<layer>.+?)\.(?P<factor>lora_A|lora_down|lora\.down|l
                      r"hada_w1_b|lokr_w1|lokr_w1_a)(?:\.default)?(?:\.weight)?$")  # fmt: skip
 """A factor that tells a layer's rank: its first axis is that of most kinds."""
 
+INPUT_SCALES = re.compile(r"^(?P<layer>.+)\.ia3_l$")
+INPUT_ROTATION = re.compile(r"^(?P<layer>.+)\.oft_R\.weight$")
+
 WRAPPING = "base_model.model."  # around the names of layers that patterns speak of
 
 LONGEST_PATTERN, MOST_REPEATS = 256, 3
@@ -93,6 +96,7 @@ def _scales(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors to add or to put in the place of others."""
     for key, tensor in tensors.items():
+        yield from _beside_scales(key, tensor, settings)
         found = FACTORS.match(key)
         if found is None or not isinstance(tensor, torch.Tensor) or tensor.ndim < 1:
             continue
@@ -111,6 +115,31 @@ def _scales(
         elif alpha is not None and (rank := tensor.shape[0]):
             scale = alpha / math.sqrt(rank) if own.get("use_rslora") is True else alpha / rank
             yield f"{layer}.alpha", torch.tensor(scale * rank)
+
+
+def _beside_scales(
+    key: str, tensor: Any, settings: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What settings say of (IA)^3 in convolutions, where [1, n] may mean inputs or outputs, and of
+    the series that OFT takes for its rotations."""
+    own = settings.get("", {})
+    scales, rotation = INPUT_SCALES.match(key), INPUT_ROTATION.match(key)
+    if scales and getattr(tensor, "ndim", 0) > 2 and "feedforward_modules" in own:
+        if not _is_named(scales["layer"].removeprefix(WRAPPING), own["feedforward_modules"]):
+            yield key, tensor.transpose(0, 1)
+    elif rotation:
+        terms = own.get("num_cayley_neumann_terms", None)
+        if own.get("use_cayley_neumann") is False:
+            terms = 0
+        if isinstance(terms, int):
+            yield f"{rotation['layer']}.oft_terms", torch.tensor(terms)
+
+
+def _is_named(layer: str, names: Any) -> bool:
+    """Whether a layer is one of a list of name endings, or matches a pattern as a whole."""
+    if isinstance(names, str):
+        return _ends_with(layer, names)
+    return isinstance(names, list) and any(layer.endswith(str(name)) for name in names)
 
 
 def _value(

@@ -105,7 +105,8 @@ def mmdit_to_diffusers(mmdit_config: Config, output_prefix: str = "") -> Names:
     depth = mmdit_config.get("depth", 0)
     size = 64 * depth
     names: Names = {}
-    for index in range(mmdit_config.get("num_blocks", depth)):
+    blocks = mmdit_config.get("num_blocks", depth)
+    for index in range(blocks):
         theirs, ours = f"transformer_blocks.{index}.", f"joint_blocks.{index}."
         names |= _attention_inputs(f"{theirs}attn.", QKV, f"{ours}x_block.attn.qkv", size)
         names |= _attention_inputs(
@@ -114,7 +115,7 @@ def mmdit_to_diffusers(mmdit_config: Config, output_prefix: str = "") -> Names:
         names |= _attention_inputs(f"{theirs}attn2.", QKV, f"{ours}x_block.attn2.qkv", size)
         names |= _renamed(MMDIT_BLOCK, theirs, ours)
         names |= _weights(MMDIT_BLOCK_NORMS, theirs, ours)
-    last = f"{depth - 1}."  # the last block stores its context modulation scale first
+    last = f"{blocks - 1}."  # the last block stores its context modulation scale first
     names |= _swapped(
         f"transformer_blocks.{last}norm1_context.linear",
         f"joint_blocks.{last}context_block.adaLN_modulation.1",
@@ -163,6 +164,9 @@ FLUX_BASIC = {
 def flux_to_diffusers(flux_config: Config, output_prefix: str = "") -> Names:
     """FLUX.1, FLUX.2 and Chroma; arguments as in `mmdit_to_diffusers`."""
     size = flux_config.get("hidden_size", 0)
+    # FLUX.2 packs this layer otherwise, and so has no name for it; on record it has one.
+    ratio = 4.0 if flux_config.get("mlp_silu_act") else flux_config.get("mlp_ratio", 4.0)
+    wide = int(size * ratio)
     names: Names = {}
     for index in range(flux_config.get("depth", 0)):
         theirs, ours = f"transformer_blocks.{index}.", f"double_blocks.{index}."
@@ -173,7 +177,7 @@ def flux_to_diffusers(flux_config: Config, output_prefix: str = "") -> Names:
     for index in range(flux_config.get("depth_single_blocks", 0)):
         theirs, ours = f"single_transformer_blocks.{index}.", f"single_blocks.{index}."
         layers = [f"{theirs}attn.{n}" for n in QKV] + [f"{theirs}proj_mlp"]
-        names |= _packed(layers, f"{ours}linear1", [size, size, size, 4 * size])
+        names |= _packed(layers, f"{ours}linear1", [size, size, size, wide])
         names |= _renamed(FLUX_SINGLE, theirs, ours)
         names |= _weights(FLUX_SINGLE_NORMS, theirs, ours)
     names |= _renamed(FLUX_BASIC)

@@ -78,8 +78,12 @@ def read_patches(
     used: set[str] = set()
     patches = _read(lora, to_load, used)
     for name, meaning in respelled(unused_keys(lora, used), to_load).items():
-        for target, patch in _read(lora, {name: meaning.target}, used).items():
-            patches.setdefault(meaning.place(target, rows_changed(patch)), patch)
+        read: set[str] = set()
+        for target, patch in _read(lora, {name: meaning.target}, read).items():
+            place = meaning.place(target, rows_changed(patch))
+            if place is not None:
+                patches.setdefault(place, patch)
+                used |= read
     return patches, unused_keys(lora, used)
 
 

@@ -251,6 +251,20 @@ def test_what_of_a_lora_fits_no_weight_is_said_beside_the_node(
     assert notes == []
 
 
+def test_factors_of_a_layer_without_a_bias_are_not_missed_there(
+    checkpoint_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = loading.load_checkpoint_guess_config(str(checkpoint_file)).model
+    layer = "diffusion_model.middle_block.1.transformer_blocks.0.attn2."
+    rows = model.model.state_dict()[f"{layer}to_out.0.weight"].shape[0]
+    file = {f"{layer}{n}.ia3_l": torch.full((rows, 1), 2.0) for n in ("to_q", "to_out.0")}
+    view, _ = loading.load_lora_for_models(model, None, file, 1.0, 0.0)
+    assert sorted(view.patches) == [
+        f"{layer}{n}" for n in ("to_out.0.bias", "to_out.0.weight", "to_q.weight")
+    ]
+    assert caplog.text == ""
+
+
 def test_changes_of_another_size_are_left_out_and_said_once(
     checkpoint_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

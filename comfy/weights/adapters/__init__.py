@@ -3,6 +3,7 @@
 from comfy.weights.adapters.base import AdapterError, WeightAdapterBase
 from comfy.weights.adapters.glora import GLoRAAdapter
 from comfy.weights.adapters.ia3 import IA3Adapter
+from comfy.weights.adapters.input_rotation import InputBOFTAdapter, InputOFTAdapter
 from comfy.weights.adapters.loha import LoHaAdapter
 from comfy.weights.adapters.lokr import LoKrAdapter
 from comfy.weights.adapters.lora import LoRAAdapter
@@ -16,6 +17,8 @@ ADAPTERS: list[type[WeightAdapterBase]] = [
     OFTAdapter,
     BOFTAdapter,
     IA3Adapter,
+    InputOFTAdapter,
+    InputBOFTAdapter,
 ]
 
 __all__ = [
@@ -24,6 +27,8 @@ __all__ = [
     "BOFTAdapter",
     "GLoRAAdapter",
     "IA3Adapter",
+    "InputBOFTAdapter",
+    "InputOFTAdapter",
     "LoHaAdapter",
     "LoKrAdapter",
     "LoRAAdapter",

@@ -48,13 +48,21 @@ class IA3Adapter(WeightAdapterBase):
     def _of_peft(
         cls, key: str, lora: Mapping[str, torch.Tensor], loaded_keys: set[str] | None
     ) -> IA3Adapter:
-        """The factors themselves, [1, in] of inputs or [out, 1] of outputs, with the kernel's axes
-        of a convolution."""
+        """The factors themselves, [1, in] of inputs or [out, 1] of outputs.
+
+        For a convolution there are kernel axes of 1 beside, and both kinds may be [1, n]: the file's
+        settings tell them apart (`adapter_settings`).
+        """
         used = set() if loaded_keys is None else loaded_keys
         (factors,) = take(lora, used, key)
         assert factors is not None
         on_input = factors.ndim > 1 and factors.shape[0] == 1 and factors.shape[1] > 1
         return cls(used, (factors.float() - 1.0, on_input))
+
+    def extent(self) -> tuple[int, int | None] | None:
+        """See the base class; factors of inputs do not tell the outputs."""
+        factors, on_input = self.weights
+        return None if on_input else (factors.numel(), None)
 
     def calculate_weight(
         self,
@@ -78,5 +86,6 @@ class IA3Adapter(WeightAdapterBase):
         shape = [1] * weight.ndim
         shape[axis] = -1
         scale = moved(factors, weight.device, intermediate_dtype).reshape(shape)
-        change = weight.to(intermediate_dtype) * scale * strength
-        return weight.add_(function(change).to(weight.dtype))
+        if not on_input:  # the factors are in the row order of the file
+            scale = function(scale)
+        return weight.add_((weight.to(intermediate_dtype) * scale * strength).to(weight.dtype))

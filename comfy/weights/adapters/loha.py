@@ -22,8 +22,8 @@ from comfy.weights.adapters.dora import add_delta
 
 
 def tucker(core: torch.Tensor, outer: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
-    """[out, in, kh, kw] from core [r, r, kh, kw], outer [r, out] and inner [r, in]."""
-    return torch.einsum("i j k l, j r, i p -> p r k l", core, inner, outer)
+    """[out, in, *kernel] from core [r, r, *kernel], outer [r, out] and inner [r, in]."""
+    return torch.einsum("i j ..., j r, i p -> p r ...", core, inner, outer)
 
 
 class LoHaAdapter(WeightAdapterBase):

@@ -82,8 +82,7 @@ class LoKrAdapter(WeightAdapterBase):
                 ready(w2a) @ ready(w2b)
             )  # fmt: skip
         w1, w2 = ready(w1), ready(w2)
-        if w2.ndim == 4:
-            w1 = w1.unsqueeze(2).unsqueeze(2)
+        w1 = w1.reshape(*w1.shape, *(1,) * (w2.ndim - w1.ndim))  # has no kernel of its own
         scale = 1.0 if alpha is None or rank is None else alpha / rank
         delta = shaped_like(torch.kron(w1, w2.contiguous()), weight, key)
         return add_delta(weight, delta, scale, strength, dora_scale, function, intermediate_dtype)

@@ -182,9 +182,9 @@ def _writes_in_place(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor)
 
 
 def contract_core(mid: torch.Tensor | None, down: torch.Tensor) -> torch.Tensor:
-    """The down part with the core contracted in: [q, in, kh, kw] from mid [q, r, kh, kw]."""
+    """The down part with the core contracted in: [q, in, *kernel] from mid [q, r, *kernel]."""
     assert mid is not None
-    wide = [down.shape[1], mid.shape[0], mid.shape[2], mid.shape[3]]
+    wide = [down.shape[1], mid.shape[0], *mid.shape[2:]]
     product = down.transpose(0, 1).flatten(start_dim=1) @ mid.transpose(0, 1).flatten(start_dim=1)
     return product.reshape(wide).transpose(0, 1)
 

@@ -109,11 +109,30 @@ LUMINA: Rules = (
     (r"^norm_out_linear_2$", "final_layer_linear"),
 )
 
+COSMOS: Rules = (
+    *((rf"_norm{n}_linear_([12])$", rf"_adaln_modulation_{part}_\1")
+      for n, part in (("1", "self_attn"), ("2", "cross_attn"), ("3", "mlp"))),
+    (r"^transformer_blocks_", "blocks_"),
+    (r"_attn1_", "_self_attn_"),
+    (r"_attn2_", "_cross_attn_"),
+    (r"_attn_to_([qkv])$", r"_attn_\1_proj"),
+    (r"_attn_to_out_0$", "_attn_output_proj"),
+    (r"_attn_norm_([qk])$", r"_attn_\1_norm"),
+    (r"_ff_net_0_proj$", "_mlp_layer1"),
+    (r"_ff_net_2$", "_mlp_layer2"),
+    (r"^time_embed_t_embedder_", "t_embedder_1_"),
+    (r"^time_embed_norm$", "t_embedding_norm"),
+    (r"^patch_embed_proj$", "x_embedder_proj_1"),
+    (r"^norm_out_linear_([12])$", r"final_layer_adaln_modulation_\1"),
+    (r"^proj_out$", "final_layer_linear"),
+)  # fmt: skip
+
 WORDS: tuple[tuple[str, Rules], ...] = (
     ("blocks_0_self_attn_q", WAN),
     ("txt_in_individual_token_refiner_blocks_0_self_attn_qkv", REFINED_TEXT),
     ("double_blocks_0_img_attn_qkv", FLUX),
     ("patchify_proj", LTX),
+    ("blocks_0_self_attn_q_proj", COSMOS),
     ("cap_embedder_1", LUMINA),
 )
 """(underscored name of ours that tells the family, its rules)."""

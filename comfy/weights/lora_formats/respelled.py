@@ -40,12 +40,14 @@ class Meaning(NamedTuple):
         Args:
             target: Key, or key with offset and function.
             rows: How many rows the change has; None where nobody knows.
+        Returns:
+            None where it is not known which part of a weight is meant.
         """
         if not self.part or not isinstance(target, str):
             return target
         if self.part == "swap":
             return (target, None, swap_scale_shift)
-        return (target, (0, int(self.part) * rows, rows)) if rows else target
+        return (target, (0, int(self.part) * rows, rows)) if rows else None
 
 
 def bare(name: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from comfy.weights.arithmetic import calculate_weight
+from comfy.weights.diffusers_transformers import flux_to_diffusers, mmdit_to_diffusers
 from comfy.weights.lora import convert_lora, load_lora, model_lora_keys_unet
 
 SIZE, WIDE = 6, 10  # rows of the attention inputs and of what is packed below them
@@ -52,6 +53,13 @@ LUMINA = network(
 CHROMA = network(
     double_blocks__0__img_attn__qkv=3 * SIZE, distilled_guidance_layer__layers__0__in_layer=SIZE
 )
+
+COSMOS = network(
+    blocks__0__self_attn__q_proj=SIZE, blocks__0__cross_attn__output_proj=SIZE,
+    blocks__0__mlp__layer2=SIZE, blocks__0__adaln_modulation_cross_attn__2=SIZE,
+    t_embedder__1__linear_1=SIZE, x_embedder__proj__1=SIZE, final_layer__adaln_modulation__1=SIZE,
+    final_layer__linear=SIZE,
+)  # fmt: skip
 
 CASES: list[tuple[dict[str, torch.Tensor], str, str, int, int]] = [
     # weights of the family, name in the library, our weight, first row, rows
@@ -98,6 +106,14 @@ CASES: list[tuple[dict[str, torch.Tensor], str, str, int, int]] = [
     (LUMINA, "norm_out.linear_2", "final_layer.linear", 0, 6),
     (CHROMA, "distilled_guidance_layer.layers.0.linear_1",
      "distilled_guidance_layer.layers.0.in_layer", 0, 6),
+    (COSMOS, "transformer_blocks.0.attn1.to_q", "blocks.0.self_attn.q_proj", 0, 6),
+    (COSMOS, "transformer_blocks.0.attn2.to_out.0", "blocks.0.cross_attn.output_proj", 0, 6),
+    (COSMOS, "transformer_blocks.0.ff.net.2", "blocks.0.mlp.layer2", 0, 6),
+    (COSMOS, "transformer_blocks.0.norm2.linear_2", "blocks.0.adaln_modulation_cross_attn.2", 0, 6),
+    (COSMOS, "time_embed.t_embedder.linear_1", "t_embedder.1.linear_1", 0, 6),
+    (COSMOS, "patch_embed.proj", "x_embedder.proj.1", 0, 6),
+    (COSMOS, "norm_out.linear_1", "final_layer.adaln_modulation.1", 0, 6),
+    (COSMOS, "proj_out", "final_layer.linear", 0, 6),
 ]  # fmt: skip
 
 
@@ -163,6 +179,28 @@ def test_the_last_modulation_is_stored_scale_first_in_the_library() -> None:
     made = changed(patches_of({"transformer.norm_out.linear.diff": delta}, HUNYUAN), HUNYUAN)
     expected = torch.cat([delta[SIZE:], delta[:SIZE]])
     assert torch.equal(made["diffusion_model.final_layer.adaLN_modulation.1.weight"], expected)
+
+
+@pytest.mark.parametrize("ratio", [2.0, 4.0])
+def test_the_wide_part_of_a_packed_layer_is_as_wide_as_the_network_says(ratio: float) -> None:
+    names = flux_to_diffusers({"hidden_size": 8, "depth_single_blocks": 1, "mlp_ratio": ratio})
+    place = names["single_transformer_blocks.0.proj_mlp.weight"]
+    assert place == ("single_blocks.0.linear1.weight", (0, 24, int(8 * ratio)))
+
+
+def test_only_the_last_joint_block_stores_its_scale_first() -> None:
+    names = mmdit_to_diffusers({"depth": 1, "num_blocks": 3})
+    ends = [names[f"transformer_blocks.{n}.norm1_context.linear.weight"] for n in range(3)]
+    assert [isinstance(end, tuple) for end in ends] == [False, False, True]
+
+
+def test_a_change_that_does_not_tell_its_rows_is_not_put_on_the_whole_of_a_packed_weight(
+    caplog: Any,
+) -> None:
+    name = "transformer.transformer_blocks.0.attn.to_k"
+    file = {f"{name}.ia3_l": torch.full((1, 4), 2.0), "transformer.proj_out.diff": torch.ones(6, 4)}
+    assert list(patches_of(file, HUNYUAN)) == ["diffusion_model.final_layer.linear.weight"]
+    assert f"{name}.ia3_l" in caplog.text
 
 
 def test_a_slice_that_the_weight_does_not_have_leaves_it_alone(caplog: Any) -> None:
