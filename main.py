@@ -59,6 +59,7 @@ def executor_options(args: argparse.Namespace, server: PromptServer) -> Executor
     from comfy.devices.memory import get_free_memory
     from comfy.devices.prompt_models import PROMPT_MODELS
     from comfy.devices.report import free_after_oom
+    from comfy.sampling.environment import environment
     from comfy_execution.caching import CacheType, make_cache
     from comfy_execution.executor import ExecutorOptions
     from comfy_execution.privacy import Privacy
@@ -94,6 +95,7 @@ def executor_options(args: argparse.Namespace, server: PromptServer) -> Executor
         ui_is_valid=files_exist,
         see_inputs=see_inputs,
         privacy=Privacy(folder_paths.scoped_user, folder_paths.scope_uses),
+        environment=environment,
     )
 
 

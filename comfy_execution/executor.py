@@ -44,7 +44,7 @@ class PromptExecutor:
         caches: Results and node instances kept between prompts.
         success: Whether the last prompt succeeded.
         status_messages: (event name, data) of the last prompt's start, cache and end.
-        history_result: ``outputs``, ``meta`` and ``nodes`` of the last prompt.
+        history_result: ``outputs``, ``meta``, ``nodes`` and ``environment`` of the last prompt.
         guard: For a ``Breaker`` that stops nodes which do not look.
     """
 
@@ -279,6 +279,9 @@ class PromptExecutor:
             "meta": {name: ui["meta"] for name, ui in shown.items()},
             "nodes": run.record.nodes(),
         }
+        environment = self.options.environment()
+        if environment:
+            self.history_result["environment"] = dict(environment)
         run.showing.remember_children(run.expanded_entries)
         self._previous_parts = run.signatures.parts
         self.caches.outputs.end({run.prompt.get_real_node_id(name) for name in run.expanded})

@@ -55,8 +55,9 @@ def job_details(prompt_id: str, entry: dict[str, Any]) -> Job:
     job["outputs"] = entry.get("outputs") or {}
     job["execution_status"] = entry.get("status")
     job["workflow"] = {"prompt": entry["prompt"][2], "extra_data": entry["prompt"][3]}
-    if entry.get("nodes"):
-        job["nodes"] = entry["nodes"]
+    for name in ("nodes", "environment"):
+        if entry.get(name):
+            job[name] = entry[name]
     return job
 
 

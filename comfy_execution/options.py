@@ -35,6 +35,8 @@ class ExecutorOptions:
         peak_memory: Highest memory use in bytes up to now, for the record of each node; None if
             unknown.
         privacy: Where users have files of their own, whose results are whose.
+        environment: What results depend on besides graph and files (versions, device), for the
+            history.
     """
 
     cache: ResultCache = field(default_factory=ClassicCache)
@@ -44,6 +46,7 @@ class ExecutorOptions:
     see_inputs: Callable[[Mapping[str, list[Any]]], None] = lambda _: None
     peak_memory: Callable[[], int | None] = process_peak_bytes
     privacy: Privacy = field(default_factory=Privacy)
+    environment: Callable[[], Mapping[str, Any]] = dict
 
 
 class NeverInterrupted(BaseException):

@@ -125,12 +125,15 @@ async def test_a_broken_latent_is_said_on_the_node_and_fails_with_its_cause(
 
 
 def test_a_saved_picture_tells_what_it_was_made_on(server: ServerProcess) -> None:
-    picture: Any = Image.open(io.BytesIO(server.picture(server.run(small_prompt(seed=3)), "7")))
+    entry = server.run(small_prompt(seed=3))
+    picture: Any = Image.open(io.BytesIO(server.picture(entry, "7")))
     made_on = json.loads(picture.text["environment"])
     assert made_on["torch"] == torch.__version__
     assert made_on.keys() == {
-        "latentloom", "torch", "python", "device", "attention", "deterministic",
+        "latentloom", "torch", "python", "device", "attention", "deterministic", "precision",
     }  # fmt: skip
+    assert entry["environment"] == made_on
+    assert server.get(f"/api/jobs/{entry['prompt'][1]}")["environment"] == made_on
 
 
 def bits_of(server: ServerProcess, prompt: dict[str, Any]) -> list[bytes]:
