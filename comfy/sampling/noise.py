@@ -38,8 +38,9 @@ def seed_global_generator(seed: int) -> torch.Generator:
     code that draws noise without a generator of its own continues the sequence that starts here.
     """
     if torch.accelerator.is_available():
-        return torch.manual_seed(seed & SEED_MASK)  # seeds the devices' generators too
-    return torch.default_generator.manual_seed(seed & SEED_MASK)  # spares 4 ms of looking for any
+        return torch.manual_seed(int(seed) & SEED_MASK)  # seeds the devices' generators too
+    # Spares 4 ms of looking for any.
+    return torch.default_generator.manual_seed(int(seed) & SEED_MASK)
 
 
 def prepare_noise_inner(
@@ -118,8 +119,7 @@ def default_noise_sampler(x: Tensor, seed: int | None = None) -> NoiseSampler:
     """
     generator = None
     if seed is not None:
-        if x.device.type == "cpu":
-            seed += 1
+        seed = int(seed) + (x.device.type == "cpu")
         generator = torch.Generator(device=x.device)
         generator.manual_seed(seed & SEED_MASK)
 
@@ -157,8 +157,8 @@ class BatchedBrownianTree:
         origin = x if w0 is None else w0
         if seed is None:
             seed = random.getrandbits(63)
-        self._per_item = not isinstance(seed, int)
-        seeds = [seed] if isinstance(seed, int) else list(seed)
+        self._per_item = not isinstance(seed, (int, np.integer))
+        seeds = [int(number) for number in np.atleast_1d(np.asarray(seed, dtype=object))]
         if self._per_item and len(seeds) != x.shape[0]:
             raise ValueError(f"{len(seeds)} seeds for a batch of {x.shape[0]}; give one per item")
         self._dtype, self._device = x.dtype, x.device
@@ -170,7 +170,9 @@ class BatchedBrownianTree:
             origin = origin.cpu()
         origins = list(origin) if self._per_item else [origin]
         self._trees = [
-            brownian.BrownianTree(like, start, end, entropy)
+            brownian.BrownianTree(
+                like, start, end, entropy if entropy >= 0 else entropy & SEED_MASK
+            )
             for like, entropy in zip(origins, seeds)
         ]
 

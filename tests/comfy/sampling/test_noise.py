@@ -64,6 +64,19 @@ def test_the_largest_seed_is_accepted_everywhere() -> None:
     assert torch.equal(step, torch.randn(x.shape, generator=generator))
 
 
+@pytest.mark.parametrize("seed", [-1, np.int64(-1), [-1], -(2**63)])
+def test_a_seed_below_zero_counts_down_from_the_largest(seed: Any) -> None:
+    x, same = torch.zeros(1, 4, 8, 8), (int(np.atleast_1d(seed)[0])) % 2**64
+    assert torch.equal(
+        noise.BrownianTreeNoiseSampler(x, 0.1, 10.0, seed=seed)(3.0, 1.0),
+        noise.BrownianTreeNoiseSampler(x, 0.1, 10.0, seed=same)(3.0, 1.0),
+    )
+    if not isinstance(seed, list):
+        assert torch.equal(noise.prepare_noise(x, seed), noise.prepare_noise(x, same))
+        step, other = (noise.default_noise_sampler(x, number)(3.0, 1.0) for number in (seed, same))
+        assert torch.equal(step, other)
+
+
 def test_step_noise_starts_one_seed_after_the_start_noise(sources: dict[str, Tensor]) -> None:
     sampler = noise.default_noise_sampler(torch.zeros(1, 4, 8, 8), seed=42)
     made = torch.stack([sampler(1.0, 0.5) for _ in range(3)])
