@@ -204,7 +204,8 @@ class Program:
 
         precision = policies.precision_policy(self.args)
         runtime.install_runtime(runtime.build_runtime(policies.memory_policy(self.args), precision))
-        attention.configure(attention.AttentionPolicy(precision.attention))
+        with start_up.refusing(ValueError):
+            attention.configure(attention.AttentionPolicy(precision.attention))
         device = runtime.get_runtime().device
         logger.info("device: %s", device)
         if device.type == "cpu":

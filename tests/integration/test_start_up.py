@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -47,6 +48,14 @@ def test_an_unusable_path_is_named(tmp_path: Path, option: str, words: str) -> N
     base = tmp_path / "base"
     said = refusal("--base-directory", str(base), option, str(file), "--port", str(free_port()))
     assert words.format(file=file) in said
+
+
+def test_an_attention_package_that_is_missing_is_named(tmp_path: Path) -> None:
+    if importlib.util.find_spec("sageattention") is not None:
+        pytest.skip("the package is installed")
+    said = refusal("--base-directory", str(tmp_path), "--use-sage-attention", "--port", "0")
+    assert "latentloom cannot start: attention back end 'sage' is not available" in said
+    assert "sageattention is not installed" in said
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a device that is always full")

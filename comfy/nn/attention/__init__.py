@@ -57,12 +57,14 @@ class Backend:
         is_available: Whether it can run at all on this machine (no device query before the call).
         automatic: Whether it may be chosen when nobody asked for it (it must be exact and
             everywhere correct).
+        package: What is to be installed for it, if anything.
     """
 
     name: str
     function: AttentionFunction
     is_available: Callable[[], bool]
     automatic: bool = False
+    package: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,9 +148,14 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("pytorch", attention_pytorch, _always, automatic=True),
     Backend("sub_quad", attention_sub_quad, _always),
     Backend("split", attention_split, _always),
-    Backend("flash", attention_flash, _package("flash_attn", "flash_attn_interface")),
-    Backend("sage", attention_sage, _package("sageattention")),
-    Backend("xformers", attention_xformers, _package("xformers")),
+    Backend(
+        "flash",
+        attention_flash,
+        _package("flash_attn", "flash_attn_interface"),
+        package="flash-attn",
+    ),
+    Backend("sage", attention_sage, _package("sageattention"), package="sageattention"),
+    Backend("xformers", attention_xformers, _package("xformers"), package="xformers"),
 )
 
 # Public table: name -> function; custom nodes add to it and look things up in it. Functions of
@@ -191,8 +198,8 @@ def choose(policy: AttentionPolicy) -> Backend:
         if row.name == policy.backend:
             if not row.is_available():
                 raise ValueError(
-                    f"attention back end {row.name!r} is not available: "
-                    "its package is not installed"
+                    f"attention back end {row.name!r} is not available: its package {row.package} "
+                    "is not installed; install it, or choose another"
                 )
             return row
     known = ", ".join(row.name for row in BACKENDS)
