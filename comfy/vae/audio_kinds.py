@@ -25,7 +25,6 @@ def detect_oobleck(
     del metadata
     if OOBLECK_MARK not in weights:
         return None
-    weights = weight_norm.joined(weights)
     channels, sound_channels, _ = weights["encoder.layers.0.weight"].shape
     levels = count_parts(weights, "encoder.layers.") - 3  # before and behind stand other layers
     ends = [weights[f"encoder.layers.{n}.layers.4.weight"].shape for n in range(1, levels + 1)]
@@ -53,6 +52,7 @@ def detect_oobleck(
         memory_decode=memory_decode,
         latent_channels=latent_channels,
         latent_dim=1,
+        of_sound=True,
         output_channels=sound_channels,
         downscale_ratio=ratio,
         upscale_ratio=ratio,

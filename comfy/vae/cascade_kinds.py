@@ -59,9 +59,7 @@ def detect_stage_c(weights: Weights, metadata: Mapping[str, str] | None) -> Auto
     has_previewer = f"previewer.{PREVIEWER_MARK}" in weights
     if not has_encoder and not has_previewer:
         return None
-    hidden = 0
-    if has_previewer:
-        hidden = weights["previewer.blocks.0.weight"].shape[0]
+    hidden = weights["previewer.blocks.0.weight"].shape[0] if has_previewer else 0
     build = functools.partial(StageC_coder, LATENT_CHANNELS, hidden, has_encoder, has_previewer)
     return AutoencoderSpec(
         name="Stable Cascade, stage C",

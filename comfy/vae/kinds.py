@@ -23,8 +23,10 @@ from comfy.vae.audio_kinds import detect_oobleck
 from comfy.vae.cascade_kinds import detect_stage_a, detect_stage_c
 from comfy.vae.spec import AutoencoderSpec
 from comfy.vae.video_kinds import detect_hunyuan_video, detect_ltxv
+from comfy.weights.fill import IncompleteWeightsError
 from comfy.weights.header_hints import read_hints
 from comfy.weights.state_dict import count_parts
+from comfy.weights.weight_norm import joined
 
 StateDict = Mapping[str, Tensor]
 Metadata = Mapping[str, str] | None
@@ -316,10 +318,24 @@ AUTOENCODERS: dict[str, Detector] = {
 }
 
 
+class _PartOfFile(dict[str, Tensor]):
+    """Weights of which those that tell the sizes are to be there."""
+
+    def __missing__(self, key: str) -> Tensor:
+        raise IncompleteWeightsError(
+            f"the autoencoder lacks {key}, which tells its size; fetch the file again"
+        )
+
+
 def detect_autoencoder(weights: StateDict, metadata: Metadata = None) -> AutoencoderSpec | None:
-    """The kind of autoencoder some weights belong to; None when they belong to none."""
+    """The kind of autoencoder some weights belong to; None when they belong to none.
+
+    Raises:
+        IncompleteWeightsError: They are of a known kind, but not all there.
+    """
+    part = _PartOfFile(joined(weights))
     for detect in AUTOENCODERS.values():
-        spec = detect(weights, metadata)
+        spec = detect(part, metadata)
         if spec is not None:
             return spec
     return None

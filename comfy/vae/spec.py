@@ -46,6 +46,7 @@ class AutoencoderSpec:
             ratio's doing.
         not_video: Whether a batch of pictures is a batch also where the latent has a time axis.
         has_tiles: Whether latents may be cut into tiles.
+        of_sound: Whether it takes sounds ``[B, samples, channels]``.
         crop_input: Whether pictures are cut to a multiple of the ratio.
         pad_channel_value: What missing channels are filled with, "replicate" for the last one there
             is; None: they may not be missing.
@@ -70,6 +71,7 @@ class AutoencoderSpec:
     upscale_index_formula: tuple[Any, ...] | None = None
     not_video: bool = False
     has_tiles: bool = True
+    of_sound: bool = False
     crop_input: bool = True
     pad_channel_value: float | str | None = None
     extra_1d_channel: int | None = None

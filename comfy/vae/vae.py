@@ -308,7 +308,7 @@ class VAE(TiledCoding):
         Raises:
             ValueError: They are smaller than a latent cell, or no sound for an autoencoder of that.
         """
-        if self.latent_dim == 1 and pixels.ndim != SOUND_AXES:
+        if self.spec.of_sound and pixels.ndim != SOUND_AXES:
             raise ValueError(
                 f"{self.spec.name} encodes sound [batch, samples, channels], found a tensor of "
                 f"shape {tuple(pixels.shape)}; connect a sound to VAEEncodeAudio"

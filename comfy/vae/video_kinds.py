@@ -115,9 +115,8 @@ def _ltxv_blocks(weights: StateDict, root: str, packs: bool) -> tuple[BlockSizes
 def _ltxv_width(weights: StateDict, root: str) -> int:
     """Channels that a block takes."""
     names = ("res_blocks.0.conv1.conv", "conv1.conv", "conv.conv", "conv")
-    return next(
-        weights[f"{root}{n}.weight"].shape[1] for n in names if f"{root}{n}.weight" in weights
-    )
+    found = next((name for name in names if f"{root}{name}.weight" in weights), names[0])
+    return weights[f"{root}{found}.weight"].shape[1]
 
 
 def _ltxv_block(

@@ -274,6 +274,26 @@ def test_no_recorded_autoencoder_is_taken_for_another(
     assert refused["HunyuanImage refiner / 3d 32ch plain conv"].startswith("HunyuanImage 2.1, ref")
 
 
+def test_an_autoencoder_with_holes_is_known_unknown_or_says_what_it_lacks(
+    golden_folder: Path, golden_json: Callable[[str], Any]
+) -> None:
+    """No other exception, whichever of the weights that decide is missing."""
+    recorded = key_shapes.recorded(golden_folder)["vaes"]
+    told = set()
+    for name, fact in golden_json("vae_detection.json").items():
+        marks = {k: torch.zeros(shape) for k, shape in fact["identified_by"].items()}
+        holes = [marks]
+        if name in recorded:
+            whole = key_shapes.expand(recorded[name])
+            holes += [{k: v for k, v in whole.items() if k != gone} for gone in list(whole)[::61]]
+        for weights in holes:
+            try:
+                detect_autoencoder(weights)
+            except IncompleteWeightsError as error:
+                told.add(str(error).partition(" lacks ")[0])
+    assert told == {"the autoencoder"}
+
+
 def test_the_size_of_a_head_decides_the_position_axes() -> None:
     assert dit_layout.position_axes(128) == [16, 56, 56]
     for head_size in range(8, 257, 8):
