@@ -1,0 +1,137 @@
+"""Every kind of change on tables, convolutions and matrices, in every storage type and on every
+path that a weight takes to its layer: the same bits on all of them, and nothing left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from comfy import ops
+from comfy.patching.dynamic import ModelPatcherDynamic
+from comfy.patching.patcher import ModelPatcher
+from comfy.weights.adapters import ADAPTERS
+from comfy.weights.arithmetic import calculate_weight
+from comfy.weights.lora import load_lora
+from tests.comfy.patching.test_residency_of_one_model import on_cpu, run
+from tests.support.accelerator import CPU, Network, assert_untouched, bytes_of, snapshot
+
+KEYS = ("embed.weight", "conv.weight", "blocks.0.up.weight", "blocks.1.down.weight", "out.weight")
+STEP = {
+    torch.float32: 2**-21,
+    torch.float16: 2**-10,
+    torch.bfloat16: 2**-7,
+    torch.float8_e4m3fn: 2**-3,
+    torch.float8_e5m2: 2**-2,
+}
+"""Largest step between neighbours of a type, relative to their size."""
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape))) / 4
+
+
+def tensors_of(kind: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """What a file holds for one weight."""
+    rows, columns, kernel = shape[0], shape[1], tuple(shape[2:])
+    inner = torch.Size(shape[1:]).numel()
+    down = rand(2, columns, *kernel)
+    product = {"lora_up.weight": rand(rows, 2), "lora_down.weight": down, "alpha": torch.ones(1)}
+    if kind == "lora with a core":
+        product = {"lora_up.weight": rand(rows, 3), "lora_down.weight": rand(2, columns),
+                   "lora_mid.weight": rand(3, 2, *(kernel or (1, 1)))}  # fmt: skip
+    files: dict[str, dict[str, Tensor]] = {
+        "lora": product,
+        "lora with a core": product,
+        "lora that grows": product,
+        "dora of inputs": {**product, "dora_scale": 1 + rand(1, columns, *(1 for _ in kernel))},
+        "dora of outputs": {**product, "dora_scale": 1 + rand(rows, 1, *(1 for _ in kernel))},
+        "dora of peft": {"lora_B.weight": rand(rows, 2), "lora_A.weight": down,
+                         "lora_magnitude_vector": 1 + rand(rows)},
+        "loha": {"hada_w1_a": rand(rows, 2), "hada_w1_b": rand(2, inner),
+                 "hada_w2_a": rand(rows, 2), "hada_w2_b": rand(2, inner)},
+        "lokr": {"lokr_w1": rand(2, 2), "lokr_w2": rand(rows // 2, columns // 2, *kernel)},
+        "glora": {f"{name}.weight": rand(*size) for name, size in (
+            ("a1", (columns, 2)), ("a2", (2, columns)), ("b1", (rows, 2)), ("b2", (2, inner)))},
+        "oft": {"oft_blocks": rand(rows // 4, 4, 4), "alpha": torch.tensor(2.0)},
+        "boft": {"oft_blocks": rand(2, rows // 2, 2, 2), "alpha": torch.tensor(2.0)},
+        "ia3": {"weight": rand(rows), "on_input": torch.tensor(False)},
+        "oft_of_inputs": {"oft_R.weight": rand(inner // 4, 6)},
+        "boft_of_inputs": {"boft_R": rand(1, inner // 4, 4, 4), "boft_s": 1 + rand(rows, 1)},
+        "diff": {"diff": rand(*shape)},
+        "set": {"set_weight": rand(*shape)},
+    }  # fmt: skip
+    return files[kind]
+
+
+KINDS = (
+    "lora", "lora with a core", "dora of inputs", "dora of outputs", "dora of peft", "loha", "lokr",
+    "glora", "oft", "boft", "ia3", "oft_of_inputs", "boft_of_inputs", "diff", "set",
+)  # fmt: skip
+
+
+def patches_for(model: Network, kind: str) -> dict[str, Any]:
+    state = model.state_dict()
+    patches = {}
+    for key in KEYS:
+        file = {f"x.{name}": t for name, t in tensors_of(kind, tuple(state[key].shape)).items()}
+        patches.update(load_lora(file, {"x": key}))
+    assert list(patches) == list(KEYS)
+    return patches
+
+
+def test_no_kind_is_forgotten() -> None:
+    model = Network()
+    found = {getattr(patches_for(model, kind)[KEYS[0]], "name", kind) for kind in KINDS}
+    assert found == {kind.name for kind in ADAPTERS} | {"diff", "set"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_path_gives_the_same_bits_and_leaves_the_weights(
+    accelerator: Any, kind: str, dtype: torch.dtype
+) -> None:
+    model = Network(dtype=dtype, operations=ops.manual_cast)
+    model.scale.data = torch.ones(1)  # used without a layer, and there is no product in float8
+    before, plain = snapshot(model), on_cpu(model)
+    patches = patches_for(model, kind)
+    want = on_cpu(model, patches)
+    assert not torch.equal(want, plain)
+    device = torch.device(f"{accelerator.NAME}:0")
+    for patcher_class in (ModelPatcher, ModelPatcherDynamic):
+        for budget in (0, int(bytes_of(model) * 0.3)):
+            patcher = patcher_class(model, device, CPU)
+            patcher.add_patches(patches)
+            patcher.patch_model(device, budget)
+            for _ in range(2):
+                assert torch.equal(run(model, accelerator), want), (patcher_class, budget)
+            patcher.detach()
+            assert_untouched(model, before)
+    assert torch.equal(on_cpu(model), plain)
+
+
+@pytest.mark.parametrize("dtype", STEP, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("strength", "strength_model"), [(0.0, 1.0), (-1.5, 1.0), (40.0, 1.0), (0.5, -0.25)]
+)
+def test_a_rounded_weight_is_next_to_the_exact_one(
+    kind: str, dtype: torch.dtype, strength: float, strength_model: float
+) -> None:
+    model = Network(dtype=dtype)
+    view = ModelPatcher(model, CPU, CPU)
+    patches, before = patches_for(model, kind), snapshot(model)
+    view.add_patches(patches, strength, strength_model)
+    view.patch_model(CPU)
+    limit = torch.finfo(dtype).max
+    for key in KEYS:
+        entry = [(strength, patches[key], strength_model, None, None)]
+        exact = calculate_weight(entry, before[key][1].float().clone(), key).clamp(-limit, limit)
+        shown = model.state_dict()[key]
+        assert shown.dtype == dtype
+        bound = STEP[dtype] * exact.abs() + max(torch.finfo(dtype).tiny, 2**-16)
+        assert bool(((shown.float() - exact).abs() <= bound).all())
+    view.unpatch_model()
+    assert_untouched(model, before)
