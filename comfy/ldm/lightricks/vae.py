@@ -27,6 +27,7 @@ DECODE_TIME, DECODE_NOISE = 0.05, 0.025  # what the decoder was trained for
 PATCH = 4  # pixels of a side that are channels for the network
 FRAMES = 8  # of a cell
 NOISE_SEED = 0
+BORDERS = ("zeros", "reflect", "replicate")
 Parts = dict[str, Any]
 Strides = tuple[int, int, int]
 
@@ -57,12 +58,31 @@ class BlockSizes:
 
 @dataclass(frozen=True)
 class LTXVConfig:
-    """Sizes of one autoencoder: blocks of both halves and channels of the latent."""
+    """Sizes of one autoencoder.
+
+    Attributes:
+        encoder, decoder: Blocks of both halves.
+        z_channels: Channels of a latent.
+        has_time: Whether the decoder is told a time.
+        causal_decoder: Whether its convolutions see the past only, as those of the encoder do.
+        encoder_border, decoder_border: What convolutions see beside a frame: "zeros", or frames
+            mirrored ("reflect") or continued ("replicate").
+    """
 
     encoder: tuple[BlockSizes, ...]
     decoder: tuple[BlockSizes, ...]
     z_channels: int = 128
     has_time: bool = False
+    causal_decoder: bool = False
+    encoder_border: str = "zeros"
+    decoder_border: str = "zeros"
+
+    def __post_init__(self) -> None:
+        for border in (self.encoder_border, self.decoder_border):
+            if border not in BORDERS:
+                raise ValueError(
+                    f"unknown border {border!r} of convolutions; known: {', '.join(BORDERS)}"
+                )
 
 
 class CausalConv3d(nn.Module):
@@ -72,16 +92,20 @@ class CausalConv3d(nn.Module):
         self, channels: int, out: int, parts: Parts, causal: bool, stride: Any = 1
     ) -> None:
         super().__init__()
-        self.causal = causal
+        self.causal, self.border = causal, parts.get("border", "zeros")
+        is_plain = self.border == "zeros"
         self.conv = parts["operations"].Conv3d(
-            channels, out, 3, stride=stride, padding=(0, 1, 1),
+            channels, out, 3, stride=stride, padding=(0, 1, 1) if is_plain else 0,
             dtype=parts["dtype"], device=parts["device"],
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
         before, after = (2, 0) if self.causal else (1, 1)
         parts = [x[:, :, :1]] * before + [x] + [x[:, :, -1:]] * after
-        return self.conv(torch.cat(parts, dim=2))
+        x = torch.cat(parts, dim=2)
+        if self.border != "zeros":
+            x = F.pad(x, (1, 1, 1, 1, 0, 0), mode=self.border)
+        return self.conv(x)
 
 
 def pixel_norm(x: Tensor) -> Tensor:
@@ -283,12 +307,12 @@ class Decoder(nn.Module):
     def __init__(self, config: LTXVConfig, parts: Parts) -> None:
         super().__init__()
         first, last = config.decoder[0].width, config.decoder[-1].out
-        place = _place(parts)
-        self.conv_in = CausalConv3d(config.z_channels, first, parts, False)
+        place, causal = _place(parts), config.causal_decoder
+        self.conv_in = CausalConv3d(config.z_channels, first, parts, causal)
         self.up_blocks = nn.ModuleList(
-            BLOCKS[sizes.kind](sizes, False, parts) for sizes in config.decoder
+            BLOCKS[sizes.kind](sizes, causal, parts) for sizes in config.decoder
         )
-        self.conv_out = CausalConv3d(last, 3 * PATCH**2, parts, False)
+        self.conv_out = CausalConv3d(last, 3 * PATCH**2, parts, causal)
         self.has_time = config.has_time
         if config.has_time:
             self.timestep_scale_multiplier = nn.Parameter(torch.empty((), **place))
@@ -349,7 +373,8 @@ class LTXVideoVAE(nn.Module):
         super().__init__()
         parts = {"dtype": dtype, "device": device, "operations": operations}
         self.config = config
-        self.encoder, self.decoder = Encoder(config, parts), Decoder(config, parts)
+        self.encoder = Encoder(config, {**parts, "border": config.encoder_border})
+        self.decoder = Decoder(config, {**parts, "border": config.decoder_border})
         self.per_channel_statistics = Statistics(config.z_channels, parts)
 
     def encode(self, x: Tensor) -> Tensor:

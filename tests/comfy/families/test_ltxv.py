@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,21 @@ THIRD = LTXVConfig(
     SECOND.decoder,
     8,
     True,
+)  # fmt: skip
+SECOND_GENERATION = LTXVConfig(
+    (
+        block("res", 8, 8), block("pack", 8, 16, strides=SPACE), block("res", 16, 16),
+        block("pack", 16, 32, strides=TIME), block("res", 32, 32),
+        block("pack", 32, 64, strides=ALL), block("res", 64, 64),
+        block("pack", 64, 64, strides=ALL), block("res", 64, 64),
+    ),
+    (
+        block("res", 64, 64), block("unpack", 64, 32, strides=ALL, reduction=2),
+        block("res", 32, 32), block("unpack", 32, 16, strides=ALL, reduction=2),
+        block("res", 16, 16), block("unpack", 16, 8, strides=ALL, reduction=2), block("res", 8, 8),
+    ),
+    8,
+    decoder_border="reflect",
 )  # fmt: skip
 VERSIONS = {"0.9": FIRST, "0.9.1": SECOND, "0.9.5": THIRD}
 
@@ -217,6 +233,34 @@ def test_published_autoencoders_have_a_place_for_every_key(name: str, golden_fol
     own = spec.build(device="meta").state_dict()
     assert {key: own[key].shape for key in own} == {key: weights[key].shape for key in own}
     assert all(key.startswith("per_channel_statistics.") for key in weights.keys() - own.keys())
+
+
+MOMENTS = [2.47696, 9.31065, 19.72768]
+
+
+@pytest.mark.parametrize(
+    ("causal", "pixels"),
+    [(False, [1.91386, 3.58256, -1.85733]), (True, [3.23117, 3.57202, -4.6724])],
+)
+def test_the_autoencoder_of_ltx_2_gives_what_another_implementation_gives(
+    causal: bool, pixels: list[float]
+) -> None:
+    """The implementation of the diffusers library, on the same weights."""
+    config = replace(SECOND_GENERATION, causal_decoder=causal)
+    network = LTXVideoVAE(config).eval()
+    network.load_state_dict(autoencoder(config))
+    generator = torch.Generator().manual_seed(3)
+    latent = torch.randn(1, 8, 2, 2, 3, generator=generator)
+    video = torch.randn(1, 3, 9, 64, 96, generator=generator)
+    found = network.encoder(video)[0, :3, 1, 1, 2]
+    torch.testing.assert_close(found, torch.tensor(MOMENTS), rtol=1e-4, atol=1e-4)
+    made = network.decoder(latent, 0.05, torch.Generator())[0, :, 5, 0, 95]
+    torch.testing.assert_close(made, torch.tensor(pixels), rtol=1e-4, atol=1e-4)
+
+
+def test_an_unknown_border_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown border 'wrap' of convolutions; known: zeros"):
+        LTXVConfig(FIRST.encoder, FIRST.decoder, decoder_border="wrap")
 
 
 @pytest.mark.parametrize(
