@@ -21,6 +21,7 @@ from comfy.devices import placement
 logger = logging.getLogger(__name__)
 
 Control = dict[str, list[Tensor | None]]
+PICTURE_AXES = 4  # of latents: batch, channels, rows, columns
 PARTS = ("input", "middle", "output")
 
 
@@ -222,6 +223,22 @@ class ControlBase:
             return False
         start, end = self.timestep_range
         return bool(t[0] > start or t[0] < end)
+
+    def parts_given(self) -> frozenset[str] | None:
+        """Parts of a network that this link has residuals for; None where that is not known."""
+        return None
+
+    def check_pictures(self, x_noisy: Tensor) -> None:
+        """Refuse latents of videos or sounds, which networks for pictures cannot see.
+
+        Raises:
+            ValueError: The latent has other axes.
+        """
+        if x_noisy.ndim != PICTURE_AXES:
+            raise ValueError(
+                f"control_net: expected the latent of a picture, of {PICTURE_AXES} axes, found one "
+                f"of {x_noisy.ndim}: the ControlNet or adapter was made for another model"
+            )
 
     def control_merge(
         self, control: Control, control_prev: Control | None, output_dtype: torch.dtype | None

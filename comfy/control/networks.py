@@ -82,6 +82,7 @@ class ControlNet(ControlBase):
         earlier = self.earlier_control(x_noisy, t, cond, batched_number, transformer_options)
         if self.is_idle(t):
             return earlier
+        self.check_pictures(x_noisy)
         dtype = self.manual_cast_dtype or self.control_model.dtype
         hint = self._hint_for(x_noisy, dtype)
         # Also where there are as many hints as items: these may be several conditionings.
@@ -160,6 +161,10 @@ class ControlNet(ControlBase):
     def get_models(self) -> list[Any]:
         """See ControlBase."""
         return [*super().get_models(), self.control_model_wrapped]
+
+    def parts_given(self) -> frozenset[str] | None:
+        """See ControlBase."""
+        return getattr(self.control_model, "gives", None)
 
     def pre_run(self, model: Any, percent_to_timestep_function: Callable[[float], float]) -> None:
         """See ControlBase."""
@@ -337,6 +342,10 @@ class T2IAdapter(ControlBase):
         self.upscale_algorithm = upscale_algorithm
         self.device = device or placement.get_torch_device()
 
+    def parts_given(self) -> frozenset[str]:
+        """See ControlBase."""
+        return frozenset({"input", "middle"})
+
     def scale_image_to(self, width: int, height: int) -> tuple[int, int]:
         """The least size the adapter can take that is no smaller."""
         step = self.t2i_model.unshuffle_amount
@@ -354,6 +363,7 @@ class T2IAdapter(ControlBase):
         earlier = self.earlier_control(x_noisy, t, cond, batched_number, transformer_options)
         if self.is_idle(t):
             return earlier
+        self.check_pictures(x_noisy)
         fresh: Control = {}
         for part, features in self._features(x_noisy, x_noisy.shape[0] // batched_number).items():
             fresh[part] = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -168,6 +168,47 @@ def warn_of_unread_patches(model: Any, model_options: Mapping[str, Any]) -> None
             ", ".join(unread),
             ", ".join(sorted(read)) or "none",
         )
+
+
+def warn_of_unread_controls(
+    model: Any, conds: Mapping[str, Sequence[dict[str, Any]]], model_options: Mapping[str, Any]
+) -> None:
+    """Say which control networks of a run have no effect, because the network that they are to
+    control adds nothing where they have residuals.
+
+    Nothing is said of networks that do not tell what they read, nor where a custom node's code
+    stands between the run and the network.
+
+    Args:
+        model: A base model; `reads_control` of its network holds the parts whose residuals it adds.
+        conds: Processed lists by name.
+        model_options: Options of the run.
+    """
+    network = getattr(model, "diffusion_model", None)
+    if not hasattr(network, "reads_patches") or _code_stands_between(model_options):
+        return
+    read: frozenset[str] = getattr(network, "reads_control", frozenset())
+    entries = [entry for listed in conds.values() for entry in listed]
+    links = {id(link): link for entry in entries for link in _chain(entry.get("control"))}
+    for link in links.values():
+        given = link.parts_given() if hasattr(link, "parts_given") else None
+        if given is not None and not given & read:
+            progress.warn(
+                logger,
+                "control_net: a %s has no effect on this kind of model: %s takes residuals for %s, "
+                "this one gives some for %s; use one that was made for the model",
+                type(link).__name__,
+                type(network).__name__,
+                ", ".join(sorted(read)) or "no part",
+                ", ".join(sorted(given)),
+            )
+
+
+def _chain(control: Any) -> Iterator[Any]:
+    """A control network and those before it."""
+    while control is not None:
+        yield control
+        control = getattr(control, "previous_controlnet", None)
 
 
 def _check_width(made: Any, wanted: int, whose: str, key: str) -> None:

@@ -190,6 +190,7 @@ class CFGGuider:
         checks.check_widths(self.inner_model, self.conds, self.model_options)
         checks.warn_of_broken_conditioning(self.conds)
         checks.warn_of_unread_patches(self.inner_model, self.model_options)
+        checks.warn_of_unread_controls(self.inner_model, self.conds, self.model_options)
         options = create_model_options_clone(self.model_options)
         options.setdefault("transformer_options", {})["sample_sigmas"] = sigmas
         extra_args = {"model_options": options, "seed": seed}

@@ -96,6 +96,7 @@ class ControlNetFlux(Flux):
         self.controlnet_blocks = outputs(self.params.depth)
         self.controlnet_single_blocks = outputs(self.params.depth_single_blocks)
         self.controlnet_mode_embedder: nn.Module | None = None
+        self.gives = frozenset({"input", "output"})
         self.union_kinds = num_union_modes
         if num_union_modes > 0:
             self.controlnet_mode_embedder = operations.Embedding(num_union_modes, width, **place)

@@ -30,6 +30,7 @@ from comfy.ldm.flux.layers import (
     timestep_embedding,
 )
 from comfy.nn import patches
+from comfy.nn.residuals import add_at
 from comfy.nn.wrappers import run_wrapped
 
 TIME_WAVES = 256
@@ -91,6 +92,7 @@ class Flux(nn.Module):
     """Predicts the flow of a noisy latent, from a time 0..1, text tokens and pooled text."""
 
     reads_patches = frozenset({"post_input", "dit", patches.OUTPUT})  # by blocks and network
+    reads_control = frozenset({"input", "output"})
 
     max_period: float = 10000  # of the waves of time and guidance
 
@@ -380,7 +382,7 @@ class Flux(nn.Module):
             out = replaceable(options, ("double_block", number), args, original)
             img, txt = out["img"], out["txt"]
             if number < len(residuals) and residuals[number] is not None:
-                img = add_at(img, residuals[number], 0)
+                img = add_at(img, residuals[number], 0, "input")
         return img, txt
 
     def _single_stream(
@@ -401,7 +403,7 @@ class Flux(nn.Module):
             args = {"img": x, "vec": vectors[number], **shared}
             x = replaceable(options, ("single_block", number), args, original)["img"]
             if number < len(residuals) and residuals[number] is not None:
-                x = add_at(x, residuals[number], text_length)
+                x = add_at(x, residuals[number], text_length, "output")
         return x
 
 
@@ -413,10 +415,3 @@ def replaceable(
     if key not in table:
         return original(args)
     return table[key](args, {"original_block": original})
-
-
-def add_at(x: Tensor, residual: Tensor, start: int) -> Tensor:
-    """x with a residual added to the tokens from ``start`` on."""
-    x = x.clone()
-    x[:, start : start + residual.shape[1]] += residual
-    return x

@@ -23,10 +23,11 @@ from comfy.ldm.flux.layers import (
     SingleStreamBlock,
     timestep_embedding,
 )
-from comfy.ldm.flux.model import add_at, replaceable
+from comfy.ldm.flux.model import replaceable
 from comfy.ldm.hunyuan_video.inputs import ByT5Mapper, VisionProjection
 from comfy.ldm.hunyuan_video.token_refiner import TokenRefiner
 from comfy.nn import patches
+from comfy.nn.residuals import add_at
 from comfy.nn.wrappers import run_wrapped
 
 TIME_WAVES = 256
@@ -67,6 +68,7 @@ class HunyuanVideo(nn.Module):
     """
 
     reads_patches = frozenset({"dit", patches.OUTPUT})
+    reads_control = frozenset({"input", "output"})
 
     def __init__(
         self,
@@ -342,7 +344,7 @@ class HunyuanVideo(nn.Module):
             out = replaceable(options, ("double_block", number), args, original)
             img, txt = out["img"], out["txt"]
             if number < len(residuals) and residuals[number] is not None:
-                img = add_at(img, residuals[number], 0)
+                img = add_at(img, residuals[number], 0, "input")
         return img, txt
 
     def _single_stream(
@@ -368,7 +370,7 @@ class HunyuanVideo(nn.Module):
             args = {"img": x, "vec": vec, **shared}
             x = replaceable(options, ("single_block", number), args, original)["img"]
             if number < len(residuals) and residuals[number] is not None:
-                x = add_at(x, residuals[number], 0)
+                x = add_at(x, residuals[number], 0, "output")
         return x
 
 

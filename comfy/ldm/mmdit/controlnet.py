@@ -23,6 +23,8 @@ class ControlNet(MMDiT):
         control_latent_channels: Channels of a hint latent, if not those of the latent.
     """
 
+    gives = frozenset({"output"})
+
     def __init__(
         self,
         num_blocks: int | None = None,

@@ -76,6 +76,8 @@ class ControlNetEmbedder(nn.Module):
         pooled_size: Channels of the pooled text.
     """
 
+    gives = frozenset({"output"})
+
     def __init__(
         self,
         hidden_size: int,

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
 from comfy.nn import attention, patches
+from comfy.nn.residuals import check_residual
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
 
@@ -242,6 +243,7 @@ class MMDiT(nn.Module):
     """Predicts the flow of a noisy latent from a time 0..1000, text tokens and pooled text."""
 
     reads_patches = frozenset({"dit", patches.OUTPUT})  # those of custom nodes that are looked at
+    reads_control = frozenset({"output"})
     pos_embed: Tensor
 
     def __init__(
@@ -346,6 +348,7 @@ class MMDiT(nn.Module):
                 block, tokens, x, c, options, table.get(("double_block", number))
             )
             if number < len(residuals) and residuals[number] is not None:
+                check_residual(x, residuals[number], "output")
                 x = (x + residuals[number]).to(x.dtype)
         return self.unpatchify(self.final_layer(x, c), hw)
 

@@ -29,6 +29,7 @@ from comfy.ldm.qwen_image.layers import (  # noqa: F401 - packs look here for th
     TransformerBlock,
 )
 from comfy.nn import patches
+from comfy.nn.residuals import add_at
 from comfy.nn.wrappers import run_wrapped
 
 THETA = 10000
@@ -47,6 +48,7 @@ class QwenImageTransformer2DModel(nn.Module):
     """
 
     reads_patches = frozenset({"post_input", "double_block", "dit", patches.OUTPUT})
+    reads_control = frozenset({"input"})
 
     def __init__(
         self,
@@ -247,9 +249,7 @@ class QwenImageTransformer2DModel(nn.Module):
                 changed = patch({**facts, "transformer_options": options})
                 img, txt = changed["img"], changed["txt"]
             if number < len(residuals) and residuals[number] is not None:
-                added = residuals[number]
-                img = img.clone()
-                img[:, : added.shape[1]] += added
+                img = add_at(img, residuals[number], 0, "input")
         return img
 
 

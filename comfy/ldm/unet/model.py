@@ -41,6 +41,7 @@ class UNetModel(nn.Module):
     context."""
 
     reads_patches = READS_PATCHES
+    reads_control = frozenset({"input", "middle", "output"})
 
     def __init__(
         self,
