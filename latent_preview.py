@@ -2,7 +2,9 @@
 bar.
 
 Two ways exist. A linear map from latent channels to colours needs no files and costs next to
-nothing; a small decoder (TAESD) gives a sharper picture if its file is in models/vae_approx.
+nothing; a small decoder (TAESD) gives a sharper picture if its file is in models/vae_approx. Where
+nobody has measured the colours of a latent space, the map is made from the latent itself: it shows
+what is where, in colours that mean nothing. Sound and sets of shape tokens have no picture.
 """
 
 from __future__ import annotations
@@ -125,11 +127,50 @@ class Latent2RGBPreviewer(LatentPreviewer):
         return preview_to_image(colours if bias is None else colours + bias.to(latent))
 
 
+PRINCIPAL_COLOURS = ((1.0, 1.0, 1.0), (0.4, -0.4, 0.0), (0.2, 0.2, -0.4))
+"""Colours of the three directions in which a latent varies most: light, red-green, yellow-blue."""
+MEMORY = 0.5
+"""Weight of what a previewer saw before beside the latent at hand, so that colours do not jump."""
+
+
+class PrincipalPreviewer(LatentPreviewer):
+    """Shows the three directions in which channels vary most; for latents of unknown colours."""
+
+    def __init__(self) -> None:
+        self._mean: Tensor | None = None
+        self._covariance: Tensor | None = None
+        self._axes: Tensor | None = None
+
+    def decode_latent_to_preview(self, x0: Tensor) -> Image.Image:
+        latent = (x0[0, :, 0] if x0.ndim == 5 else x0[0]).float()
+        self._learn(latent.flatten(1))
+        assert self._mean is not None
+        assert self._axes is not None
+        values = self._axes.T @ (latent.flatten(1) - self._mean)
+        colours = values.new_tensor(PRINCIPAL_COLOURS)[: len(values)]
+        return preview_to_image((colours.T @ values).reshape(3, *latent.shape[1:]).movedim(0, -1))
+
+    def _learn(self, cells: Tensor) -> None:
+        """Find the axes [C, up to 3], scaled to deviations of one half, of cells [C, N]."""
+        cells = cells.nan_to_num(0.0, 0.0, 0.0)
+        mean = cells.mean(dim=1, keepdim=True)
+        covariance = (cells - mean) @ (cells - mean).T / cells.shape[1]
+        if self._mean is not None and self._covariance is not None:
+            mean = torch.lerp(mean, self._mean, MEMORY)
+            covariance = torch.lerp(covariance, self._covariance, MEMORY)
+        spreads, axes = torch.linalg.eigh(covariance)
+        axes = (axes / (2 * spreads.clamp(min=1e-8).sqrt()))[:, -3:].flip(1)
+        before = axes.new_ones(()) if self._axes is None else self._axes
+        turn = (axes * before).sum(dim=0, keepdim=True) < 0  # an axis has no sign of its own
+        self._mean, self._covariance = mean, covariance
+        self._axes = torch.where(turn, -axes, axes)
+
+
 def get_previewer(device: torch.device, latent_format: Any) -> LatentPreviewer | None:
     """The previewer that the current method asks for; None for no previews.
 
     "auto" is the linear map. A method that cannot be used for the latent format falls back to the
-    linear map, and that to none.
+    linear map; that is made from the latent where its colours are not known.
 
     Args:
         device: Where a decoder runs.
@@ -145,9 +186,9 @@ def get_previewer(device: torch.device, latent_format: Any) -> LatentPreviewer |
     return _linear_previewer(latent_format)
 
 
-def _linear_previewer(latent_format: Any) -> Latent2RGBPreviewer | None:
+def _linear_previewer(latent_format: Any) -> LatentPreviewer | None:
     if latent_format.latent_rgb_factors is None:
-        return None
+        return PrincipalPreviewer() if latent_format.latent_dimensions >= 2 else None
     return Latent2RGBPreviewer(
         latent_format.latent_rgb_factors,
         latent_format.latent_rgb_factors_bias,

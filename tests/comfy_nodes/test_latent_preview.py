@@ -52,12 +52,59 @@ def test_no_previews_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert latent_preview.get_previewer(CPU, latent_formats.SD15()) is None
 
 
-def test_a_format_without_a_map_has_no_preview() -> None:
-    class Unknown(latent_formats.LatentFormat):
-        latent_rgb_factors = None
-        taesd_decoder_name = None
+FORMATS = [
+    kind
+    for kind in vars(latent_formats).values()
+    if isinstance(kind, type)
+    and issubclass(kind, latent_formats.LatentFormat)
+    and kind is not latent_formats.NormalisedFormat
+]
 
-    assert latent_preview.get_previewer(CPU, Unknown()) is None
+
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.__name__)
+def test_every_latent_of_pictures_has_a_preview(kind: Any) -> None:
+    latent_format = kind()
+    previewer = latent_preview.get_previewer(CPU, latent_format)
+    axes = latent_format.latent_dimensions
+    if axes == 1:  # sound, shape tokens
+        assert previewer is None
+        return
+    assert previewer is not None
+    x0 = torch.randn(1, latent_format.latent_channels, *(5, 6, 8)[-axes:])
+    _, picture, _ = latent_preview.preview_of(previewer, x0)
+    frames = 4 if axes == 3 else 1
+    scale = 2 if latent_format.latent_rgb_factors_reshape else 1  # patches lie in the channels
+    assert picture.size == (8 * frames * scale, 6 * scale)
+
+
+def spot(channels: int, seed: int = 1) -> Tensor:
+    """A bright square in a corner of a latent of channels that nobody knows."""
+    generator = torch.Generator().manual_seed(seed)
+    x0 = 0.1 * torch.randn(1, channels, 12, 12, generator=generator)
+    x0[:, :, :4, :4] += torch.randn(
+        channels, 1, 1, generator=torch.Generator().manual_seed(9)
+    ).sign()
+    return x0
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 64])
+def test_a_latent_of_unknown_colours_shows_what_is_where_and_keeps_its_colours(
+    channels: int,
+) -> None:
+    previewer = latent_preview.PrincipalPreviewer()
+    shown = []
+    for seed in range(4):
+        pixels = np.asarray(previewer.decode_latent_to_preview(spot(channels, seed))).astype(int)
+        shown.append(pixels[:4, :4].mean() - pixels[4:, 4:].mean())
+        assert abs(shown[-1]) > 60
+    assert len(set(np.sign(shown))) == 1
+
+
+@pytest.mark.parametrize("fill", [0.0, float("nan"), float("inf")])
+def test_a_broken_or_even_latent_of_unknown_colours_is_shown_as_grey(fill: float) -> None:
+    previewer = latent_preview.PrincipalPreviewer()
+    picture = previewer.decode_latent_to_preview(torch.full((1, 5, 4, 4), fill))
+    assert picture.size == (4, 4)
 
 
 def test_a_missing_decoder_falls_back_to_the_linear_map_and_says_so(
