@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
 from collections import namedtuple
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import run
 from tests.support.server_process import REPOSITORY
@@ -46,6 +50,25 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_installed(
         run.require_room()
     (site / "torch-2.0.dist-info").mkdir()
     run.require_room()  # most of it is there already
+
+
+def test_every_pin_for_the_oldest_python_can_be_installed_there() -> None:
+    """A pin that its author has left behind would make `pip` refuse all of them on that Python."""
+    oldest = ".".join(map(str, run.OLDEST))
+    refusing, looked_at = [], 0
+    for line in (REPOSITORY / "constraints.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        pin = Requirement(line)
+        if pin.marker is not None and not pin.marker.evaluate({"python_version": oldest}):
+            continue
+        with contextlib.suppress(metadata.PackageNotFoundError):  # an extra that is not wanted here
+            wanted = metadata.distribution(pin.name).metadata["Requires-Python"]
+            looked_at += 1
+            if wanted and f"{oldest}.99" not in SpecifierSet(wanted):
+                refusing.append(f"{line}: needs Python {wanted}")
+    assert not refusing
+    assert looked_at > 50
 
 
 @pytest.mark.parametrize(
