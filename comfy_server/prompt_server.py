@@ -29,6 +29,7 @@ from comfy_execution.queue import PromptQueue
 from comfy_server import frames
 from comfy_server.application import add_routes, build_application
 from comfy_server.auth import STORE
+from comfy_server.detour import Detour
 from comfy_server.features import server_features
 from comfy_server.hub import Client, Hub
 from comfy_server.logs import LogCapture
@@ -93,6 +94,7 @@ class PromptServer:
         self.routes = web.RouteTableDef()
         self._submissions = Submissions(lambda items: self.prompt_queue.submit_all(items))
         self.hub = Hub(loop, self.options.preview_interval_s)
+        self._detour = Detour()
         self.packs = Packs(self.options.frontend_root, self.options.extension_root)
         self.user_manager = UserManager(
             lambda: folder_paths.user_directory, multi_user=self.options.multi_user
@@ -142,29 +144,38 @@ class PromptServer:
         self.send_sync("status", {"status": self.get_queue_info()})
 
     def send_sync(self, event: str | int, data: Any, sid: str | None = None) -> None:
-        """Sends to one client, or to all when `sid` is None; callable from any thread."""
+        """Sends to one client, or to all when `sid` is None; callable from any thread.
+
+        A pack that wants to see all news of a prompt puts a function of its own in the place of
+        this one, or of `send_json`, and calls the old one in it.
+        """
         if isinstance(event, int):
             self._post_binary(event, data, sid)
+        elif self._is_replaced("send_json"):
+            self.hub.post(lambda: self._detour.take(self.send_json, event, data, sid))
         else:
             self._post_text(event, data, sid)
 
     async def send(self, event: str | int, data: Any, sid: str | None = None) -> None:
         """As `send_sync`, from a coroutine."""
-        self.send_sync(event, data, sid)
+        if isinstance(event, int):
+            self._post_binary(event, data, sid)
+        else:
+            await self.send_json(event, data, sid)
 
     async def send_json(self, event: str, data: Any, sid: str | None = None) -> None:
         """Sends a text frame."""
-        self.send_sync(event, data, sid)
+        self._post_text(event, data, sid)
 
     async def send_bytes(self, event: int, data: bytes, sid: str | None = None) -> None:
         """Sends a binary frame whose body is ready."""
-        self.send_sync(event, data, sid)
+        self._post_binary(event, data, sid)
 
     async def send_image(
         self, image_data: tuple[str, Any, int | None], sid: str | None = None
     ) -> None:
         """Encodes and sends (format, PIL image, largest side)."""
-        self.send_sync(BinaryEventTypes.UNENCODED_PREVIEW_IMAGE, image_data, sid)
+        self._post_binary(BinaryEventTypes.UNENCODED_PREVIEW_IMAGE, image_data, sid)
 
     def send_progress_text(self, text: str | bytes, node_id: str, sid: str | None = None) -> None:
         """Shows a line of text under a node."""
@@ -240,14 +251,21 @@ class PromptServer:
         sid = event.client_id
         if sid is None and not event.broadcast:
             return
+        receiver = None if event.broadcast else sid
+        if self._is_replaced("send_sync") or self._is_replaced("send_json"):
+            self.send_sync(event.name, event.payload(), receiver)
+            return
         if not self.hub.is_heard(sid):
             return
         key: object | None = None
         if isinstance(event, ProgressState) and len(event.nodes) > EVERY_CHANGE_UP_TO:
             key = (event.name, event.prompt_id)  # large, and each shows all that was before it
         is_last = not (isinstance(event, ProgressState) and event.is_followed)
-        receiver = None if event.broadcast else sid
         self._post_text(event.name, event.payload(), receiver, key, is_last)
+
+    def _is_replaced(self, name: str) -> bool:
+        """Whether a pack has put its own function in the place of a method."""
+        return getattr(getattr(self, name), "__func__", None) is not _OWN[name]
 
     def _post_text(
         self,
@@ -298,3 +316,6 @@ class PromptServer:
     def _on_logs(self, entries: list[dict[str, str]], size: dict[str, int] | None) -> None:
         if self.hub.is_watched:
             self.hub.post(lambda: self.hub.send_logs(entries, size))
+
+
+_OWN = {name: vars(PromptServer)[name] for name in ("send_sync", "send_json")}
