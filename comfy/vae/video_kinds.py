@@ -13,6 +13,7 @@ from comfy.ldm.hunyuan_video.vae import HALVINGS_OF_TIME, HunyuanVideoVAE
 from comfy.ldm.lightricks.vae import PATCH, BlockSizes, LTXVConfig, LTXVideoVAE
 from comfy.vae.spec import AutoencoderSpec
 from comfy.weights.header_hints import read_hints
+from comfy.weights.ltx_header import told_of
 from comfy.weights.state_dict import count_parts
 
 StateDict = Mapping[str, Tensor]
@@ -73,16 +74,25 @@ STRIDES = {4: (1, 2, 2), 2: (2, 1, 1), 8: (2, 2, 2)}
 
 
 def detect_ltxv(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
-    """The autoencoder of LTX video, in all versions; its blocks are told by their keys."""
-    del metadata
+    """The autoencoder of LTX video, in all versions; its blocks are told by their keys, borders of
+    its convolutions by the header.
+    """
     if LTXV_MARK not in weights or "encoder.conv_out.conv.weight" not in weights:
         return None
     z_channels = weights["decoder.conv_in.conv.weight"].shape[1]
+    encoder = _ltxv_blocks(weights, "encoder.down_blocks.", packs=True)
+    has_time = "decoder.last_scale_shift_table" in weights
+    told = told_of(metadata, "vae")
+    is_second = not has_time and any(one.kind == "pack" for one in encoder)  # LTX-2
+    border = told.get("spatial_padding_mode")
     config = LTXVConfig(
-        _ltxv_blocks(weights, "encoder.down_blocks.", packs=True),
+        encoder,
         _ltxv_blocks(weights, "decoder.up_blocks.", packs=False),
         z_channels,
-        "decoder.last_scale_shift_table" in weights,
+        has_time,
+        told.get("causal_decoder") is True,
+        told.get("encoder_spatial_padding_mode") or border or "zeros",
+        told.get("decoder_spatial_padding_mode") or border or ("reflect" if is_second else "zeros"),
     )
     space, time = LTXV_PIXELS, LTXV_FRAMES
     width = max(1, config.decoder[-1].width // PATCH**2)

@@ -95,7 +95,12 @@ REFINED_TEXT: Rules = (  # the part of HunyuanVideo that reads the text; the res
     *FLUX,
 )  # fmt: skip
 
-LTX: Rules = ((r"^proj_in$", "patchify_proj"), (r"^time_embed_", "adaln_single_"))
+LTX: Rules = (
+    (r"^(audio_)?proj_in$", r"\1patchify_proj"),
+    (r"^(audio_)?time_embed_", r"\1adaln_single_"),
+    (r"^av_cross_attn_(video|audio)_scale_shift_", r"av_ca_\1_scale_shift_adaln_single_"),
+    (r"^av_cross_attn_(video|audio)_(a2v|v2a)_gate_", r"av_ca_\2_gate_adaln_single_"),
+)
 
 LUMINA: Rules = (
     *_packed([rf"_attn_to_{n}$" for n in "qkv"], "_attention_qkv", ("0", "-2", "-1")),

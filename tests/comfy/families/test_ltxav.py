@@ -65,11 +65,16 @@ def load(folder: Path, **header: Any) -> Any:
 
 
 def sampled(
-    model: Any, mask: Any = None, sound: Tensor | None = None, cfg: float = 1.0, **options: Any
+    model: Any,
+    mask: Any = None,
+    sound: Tensor | None = None,
+    cfg: float = 1.0,
+    text: int = TEXT,
+    **options: Any,
 ) -> list[Tensor]:
     """Two steps from latents of ones: video and sound."""
-    positive = [[noise(1, 6, 2 * TEXT), dict(options)]]
-    negative = [[noise(1, 6, 2 * TEXT, seed=4), dict(options)]]
+    positive = [[noise(1, 6, 2 * text), dict(options)]]
+    negative = [[noise(1, 6, 2 * text, seed=4), dict(options)]]
     parts = [torch.ones(VIDEO), torch.ones(SOUND) if sound is None else sound]
     latent: dict[str, Any] = {"samples": NestedTensor(parts)}
     if mask is not None:

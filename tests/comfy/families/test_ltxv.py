@@ -90,7 +90,7 @@ SECOND_GENERATION = LTXVConfig(
     8,
     decoder_border="reflect",
 )  # fmt: skip
-VERSIONS = {"0.9": FIRST, "0.9.1": SECOND, "0.9.5": THIRD}
+VERSIONS = {"0.9": FIRST, "0.9.1": SECOND, "0.9.5": THIRD, "2": SECOND_GENERATION}
 
 
 @pytest.fixture(autouse=True)
@@ -256,6 +256,21 @@ def test_the_autoencoder_of_ltx_2_gives_what_another_implementation_gives(
     torch.testing.assert_close(found, torch.tensor(MOMENTS), rtol=1e-4, atol=1e-4)
     made = network.decoder(latent, 0.05, torch.Generator())[0, :, 5, 0, 95]
     torch.testing.assert_close(made, torch.tensor(pixels), rtol=1e-4, atol=1e-4)
+
+
+def test_the_header_tells_borders_and_what_the_decoder_sees() -> None:
+    told = {"vae": {"spatial_padding_mode": "replicate", "causal_decoder": True}}
+    weights = autoencoder(SECOND_GENERATION)
+    spec = detect_autoencoder(weights, {"config": json.dumps(told)})
+    assert spec is not None
+    config = spec.build().config
+    assert (config.encoder_border, config.decoder_border) == ("replicate", "replicate")
+    assert config.causal_decoder
+    latent = torch.ones(1, 8, 2, 2, 3)
+    told["vae"]["decoder_spatial_padding_mode"] = "zeros"
+    header = {"config": json.dumps(told)}
+    made = [VAE(sd=weights, metadata=one).decode(latent) for one in (header, None)]
+    assert not torch.allclose(*made)
 
 
 def test_an_unknown_border_is_refused() -> None:
