@@ -182,27 +182,31 @@ def sample_deis(
     run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
     times, beta_slope, beta_min = _deis_time(np.asarray(run.levels))
 
+    # Places between two times, and their powers: an integral over a polynomial is a sum of moments.
+    places = np.linspace(0.0, 1.0, DEIS_POINTS)
+    powers = places ** np.arange(max_order)[:, None]
+
     def weights(step: int) -> Sequence[float]:
-        nodes = _newest(times, step, max_order)
+        begin, width = times[step], times[step + 1] - times[step]
+        nodes = [(node - begin) / width for node in _newest(times, step, max_order)]
         if len(nodes) == 1:
             return [run.levels[step + 1] - run.levels[step]]
-        points = np.linspace(times[step], times[step + 1], DEIS_POINTS)
+        points = begin + width * places
         growth = beta_slope * points + beta_min  # d log(sigma^2 + 1) / d time
-        log_alpha = -(0.5 * beta_slope * points**2 + beta_min * points)
-        alpha = np.exp(log_alpha)
-        d_sigma = 0.5 * growth / np.sqrt(alpha * -np.expm1(log_alpha))
-        width = (times[step + 1] - times[step]) / DEIS_POINTS
-        return [
-            float(np.sum(d_sigma * _basis(nodes, j, points)) * width) for j in range(len(nodes))
-        ]
+        log_alpha = -(0.5 * beta_slope * points + beta_min) * points
+        less = np.expm1(log_alpha)  # alpha - 1
+        d_sigma = 0.5 * growth / np.sqrt((less + 1) * -less)
+        moments = powers[: len(nodes)] @ d_sigma * (width / DEIS_POINTS)
+        return [float(_basis(nodes, j) @ moments) for j in range(len(nodes))]
 
     return _integrate(run, x, weights, max_order)
 
 
-def _basis(nodes: Sequence[float], place: int, points: np.ndarray) -> np.ndarray:
-    """A Lagrange basis polynomial at points."""
-    values = np.ones_like(points)
+def _basis(nodes: Sequence[float], place: int) -> np.ndarray:
+    """Coefficients of a Lagrange basis polynomial, of rising powers."""
+    coefficients = np.ones(1)
     for other, node in enumerate(nodes):
         if other != place:
-            values = values * (points - node) / (nodes[place] - node)
-    return values
+            factor = np.array([-node, 1.0]) / (nodes[place] - node)
+            coefficients = np.convolve(coefficients, factor)
+    return coefficients
