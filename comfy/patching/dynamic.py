@@ -199,7 +199,9 @@ class ModelPatcherDynamic(ModelPatcher):
         if self.residence.device is None or self.residence.device.type == "cpu":
             super()._make_streamed(entry, force_patch, pin)  # nothing arrives where weights rest
             return
-        if entry.name not in self.residence.streaming:
+        if entry.name in self.residence.streaming:
+            self.residence.stop_streaming(entry.name, entry.module)  # another view's functions
+        else:
             self.residence.release(entry.name, entry.module)
         plan = self.residence.open_plan(self.residence.device, KeepingPlan)
         assert isinstance(plan, KeepingPlan)

@@ -82,6 +82,7 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
             if self.residence.device != device_to or self._other_kind_of_plan():
                 self.residence.restore()
             self._forget_order()
+            self.residence.part_with_layers()
             self.residence.device = device_to
             used = 0
             whole = full_load or device_to is None or device_to.type == "cpu"
@@ -265,6 +266,7 @@ class WeightLoading(ModuleLoading, Injections, HookPatching):
         freed = 0
         self.clean_hooks()
         self._forget_order()
+        self.residence.part_with_layers()
         for function in self.residence.functions():
             if isinstance(function, LowVramPatch):
                 function.let_go()

@@ -10,6 +10,7 @@ A file-backed original costs no memory while its device copy is in use, because 
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
@@ -22,13 +23,11 @@ from comfy.devices.memory import tensor_bytes
 from comfy.devices.pinning import Pinned
 from comfy.ops.streaming import StreamPlan
 from comfy.patching.attributes import (
-    ABSENT,
     Swap,
     copy_to_param,
     get_attr,
     own_tensors,
     present_attr,
-    restore_attribute,
     set_attr,
     set_attr_param,
     undo_swap,
@@ -36,6 +35,7 @@ from comfy.patching.attributes import (
 from comfy.patching.hooked_weights import HookedWeights
 from comfy.patching.lent_weights import LentWeights
 from comfy.patching.occupancy import HeldWeight, Occupancy
+from comfy.patching.streamed_layers import StreamedLayers
 from comfy.weights.lending import LentWeight
 from comfy.weights.mapped_file import release_pages
 from comfy.weights.pages import WeightMemory
@@ -56,7 +56,7 @@ class Backup(NamedTuple):
 
 
 @dataclass(eq=False)
-class Residence(HookedWeights, LentWeights, Occupancy):
+class Residence(HookedWeights, LentWeights, StreamedLayers, Occupancy):
     """What was done to a base module.
 
     Attributes:
@@ -69,6 +69,7 @@ class Residence(HookedWeights, LentWeights, Occupancy):
         held: Weights of resident modules, by key.
         resident: Names of resident modules.
         streaming: Instance attributes to put back on each streamed module, by module name.
+        streamed: The streamed modules, by name.
         copies: Device copies by the identity of their original, for weights that are tied.
         pinned: Page-locked memory of streamed weights, by key.
         injected: (patcher, injection) that is in effect, in order.
@@ -95,6 +96,9 @@ class Residence(HookedWeights, LentWeights, Occupancy):
     held: dict[str, HeldWeight] = field(default_factory=dict)
     resident: set[str] = field(default_factory=set)
     streaming: dict[str, dict[str, Any]] = field(default_factory=dict)
+    streamed: weakref.WeakValueDictionary[str, nn.Module] = field(
+        default_factory=weakref.WeakValueDictionary
+    )
     hooked: dict[str, torch.Tensor] = field(default_factory=dict)
     hook_functions: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
     objects: dict[str, Swap] = field(default_factory=dict)
@@ -119,6 +123,13 @@ class Residence(HookedWeights, LentWeights, Occupancy):
     def __reduce__(self) -> tuple[Any, ...]:
         """A module that is pickled leaves its history behind."""
         return (type(None), ())
+
+    def __del__(self) -> None:
+        """The module is gone; layers of it that others have too must not keep what it showed."""
+        if (self.home or self.streaming) and not sys.is_finalizing():
+            from comfy.patching import sharing  # which imports this module
+
+            sharing.abandon(self)
 
     def module(self) -> nn.Module:
         """The base module; it lives as long as any patcher of it."""
@@ -241,22 +252,6 @@ class Residence(HookedWeights, LentWeights, Occupancy):
         else:
             set_attr_param(model, key, backup.weight)
 
-    # -- streaming -------------------------------------------------------------------------
-
-    def stream(self, name: str, module: nn.Module, attributes: dict[str, Any]) -> None:
-        """Set instance attributes on a layer that stays off the device."""
-        saved = self.streaming.setdefault(name, {})
-        for attribute, value in attributes.items():
-            if attribute not in saved:
-                saved[attribute] = module.__dict__.get(attribute, ABSENT)
-            module.__dict__[attribute] = value
-
-    def stop_streaming(self, name: str, module: nn.Module) -> None:
-        """Put a layer's own attributes back."""
-        for attribute, value in self.streaming.get(name, {}).items():
-            restore_attribute(module, attribute, value)
-        self.streaming.pop(name, None)
-
     # -- objects ---------------------------------------------------------------------------
 
     def shows_objects(self, objects: dict[str, Any]) -> bool:
@@ -322,6 +317,7 @@ class Residence(HookedWeights, LentWeights, Occupancy):
         """
         if not (self.home or self.backup or self.streaming or self.held):
             return False
+        self.part_with_layers()
         shared = [(n, m) for n, m in self.modules() if id(m._parameters) in tables]
         if shared:
             self.take_hooks_off()
@@ -345,31 +341,35 @@ class Residence(HookedWeights, LentWeights, Occupancy):
         self.take_hooks_off()
         self.forget_hook_weights()
         self.close_plan()
-        for key in reversed([*self.home, *self.backup, *self.lent]):
+        self.put_layers_back(lambda *_: True)
+        for key in reversed([*self.home, *self.backup, *self.lent]):  # known by their path alone
             path, _, name = key.rpartition(".")
             module = self._submodule(path)
             if module is not None:
                 self.put_back(module, f"{path}." if path else "", name)
-        for path in list(self.streaming):
-            module = self._submodule(path)
-            if module is not None:
-                self.stop_streaming(path, module)
         for table in (self.home, self.backup, self.copies, self.applied, self.held, self.pinned,
                       self.resident, self.streaming, self.lent):  # fmt: skip
             table.clear()
 
-    def open_plan(self, device: torch.device, kind: type[StreamPlan] = StreamPlan) -> StreamPlan:
-        """The transfer plan for a device, kept as long as device and kind stay the same."""
-        if self.plan is None or self.plan.device != device or type(self.plan) is not kind:
-            self.close_plan()
-            self.plan = kind.for_device(device)
-        return self.plan
+    def put_layers_back(self, chosen: Callable[[nn.Module, str], bool]) -> None:
+        """Put weights and attributes back wherever their layers are now.
 
-    def close_plan(self) -> None:
-        """Finish transfers under way; modules still streamed then copy as they are used."""
-        if self.plan is not None:
-            self.plan.close()
-            self.plan = None
+        Args:
+            chosen: Tells of a layer and its former path whether it is meant.
+        """
+        for module, names in list(self.paths.items()):
+            for name, prefixes in list(names.items()):
+                if prefixes and chosen(module, prefixes[-1].removesuffix(".")):
+                    self.put_back(module, prefixes[-1], name)
+        for path, module in list(self.streamed.items()):
+            if chosen(module, path):
+                self.stop_streaming(path, module)
+                self.resident.discard(path)
+
+    def part_with_layers(self) -> None:
+        """Put back layers in whose place code outside has put others without an object patch."""
+        present = dict(self.module().named_modules(remove_duplicate=False))
+        self.put_layers_back(lambda module, path: present.get(path) is not module)
 
     def _submodule(self, path: str) -> nn.Module | None:
         try:
@@ -380,6 +380,9 @@ class Residence(HookedWeights, LentWeights, Occupancy):
 
 
 _PLACE = "_latentloom_residence"
+
+RESIDENCES: weakref.WeakSet[Residence] = weakref.WeakSet()
+"""The states of all living base modules."""
 
 
 def _no_module() -> None:
@@ -397,4 +400,5 @@ def residence_of(model: Any) -> Residence:
     found = model.__dict__.get(_PLACE)
     if found is None or found.model() is not model:
         found = model.__dict__[_PLACE] = Residence(weakref.ref(model))
+        RESIDENCES.add(found)
     return found

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from comfy.patching.residence import Residence
+from comfy.patching.residence import RESIDENCES, Residence
 
 _holders: weakref.WeakValueDictionary[int, Residence] = weakref.WeakValueDictionary()
 """The state that a layer shows, by the identity of its table of parameters: shallow copies of a
@@ -33,6 +33,17 @@ def take(state: Residence, modules: Iterable[nn.Module]) -> None:
         if other.model() is not None and other.give_up(set(tables)):
             for view in other.living_views()[:1]:
                 view._publish_state()
+
+
+def abandon(state: Residence) -> None:
+    """Put back what a base module that is gone showed in layers that others have as well."""
+    shared = {
+        id(module._parameters)
+        for other in list(RESIDENCES)
+        if other is not state and other.model() is not None
+        for _, module in other.modules()
+    }
+    state.put_layers_back(lambda module, _: id(module._parameters) in shared)
 
 
 def own_modules(state: Residence) -> list[nn.Module]:
