@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import subprocess
 import sys
 import tempfile
 import time
@@ -189,13 +190,31 @@ def layers_in_memory(one_in: int, dtype: torch.dtype) -> Layers:
     return model
 
 
+def plain_products(one_in: int, rank: int) -> None:
+    """The products as plain calls, for a process that does nothing else and keeps no memory."""
+    shapes = [
+        weight.shape for weight in Layers(one_in, torch.float32, "meta").state_dict().values()
+    ]
+    factors = [(torch.randn(s[0], rank), torch.randn(rank, s[1:].numel())) for s in shapes]
+    let_go = [
+        best(lambda: [None for one in factors if torch.mm(*one) is None], 1) for _ in range(5)
+    ]
+    kept = [best(lambda: [torch.mm(*one) for one in factors], 1) for _ in range(5)]
+    print("  the products in a process of their own:")
+    for name, seconds in (("let go", let_go), ("kept", kept)):
+        print(f"    {name}: {min(seconds):.3f}, {sorted(seconds)[2]:.3f} s", flush=True)
+
+
 def bench_patch(one_in: int, rank: int, folder: Path) -> None:
     """Patching and changing to another LoRA and back, against the matrix products alone."""
     print(
         f"patching one in {one_in} of SDXL's weights with a LoRA of rank {rank}, "
         f"{torch.get_num_threads()} threads (goal: within 1.3 x of the matrix products alone; "
-        "fastest and median seconds, ratio of the medians to plain products)"
+        "fastest and median seconds and ratio of the medians to plain products; seconds of the "
+        "processor, which other work disturbs less where there is one thread, and their ratio)",
+        flush=True,
     )
+    subprocess.run([sys.executable, __file__, "--products", str(one_in), str(rank)], check=True)
     cases: dict[str, Callable[[], Layers]] = {
         "float32, converted from a float16 file": lambda: layers_from_file(
             one_in, folder, torch.float16
@@ -230,13 +249,16 @@ def patch_in_turns(name: str, model: Layers, rank: int) -> None:
         "taking it off": lambda: views[0].unpatch_model(),
     }
     seconds: dict[str, list[float]] = {call: [] for call in calls}
+    busy: dict[str, list[float]] = {call: [] for call in calls}
     patching = [calls[call] for call in ("first patch", "to another LoRA", "and back")]
     before = added = 0
     for _ in range(ROUNDS):
         for call, function in calls.items():
             if call == "first patch":
                 before = resident_bytes()
+            before_busy = time.process_time()
             seconds[call].append(best(function, 1))
+            busy[call].append(time.process_time() - before_busy)
             if function in patching:
                 added = max(added, resident_bytes() - before)
     medians = {call: sorted(measured)[ROUNDS // 2] for call, measured in seconds.items()}
@@ -244,7 +266,11 @@ def patch_in_turns(name: str, model: Layers, rank: int) -> None:
     print(f"  {name}, {len(factors)} weights of {size:.0f} MiB; resident +{added / MIB:.0f} MiB:")
     for call, median in medians.items():
         ratio = median / medians["products"]
-        print(f"    {call}: {min(seconds[call]):.3f}, {median:.3f} s ({ratio:.2f} x)")
+        busy_ratio = min(busy[call]) / min(busy["products"])
+        print(
+            f"    {call}: {min(seconds[call]):.3f}, {median:.3f} s ({ratio:.2f} x); "
+            f"processor {min(busy[call]):.3f} s ({busy_ratio:.2f} x)"
+        )
 
 
 def bench_switch(width: int, count: int) -> None:
@@ -338,7 +364,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part")
     parser.add_argument("--one-in", type=int, help="patch: take one in so many of SDXL's weights")
+    parser.add_argument("--products", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.products:
+        plain_products(*arguments.products)
+        return
     quick = arguments.quick
     width, count = (512, 4) if quick else (1280, 12)
     parts: dict[str, Callable[[], None]] = {
