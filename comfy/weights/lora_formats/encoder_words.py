@@ -20,6 +20,9 @@ INNER = re.compile(r"^(?:base_model_model_|transformer_|model_|language_model_|t
 OLD_WORDS = ((r"_to_([qkv])$", r"_\1_proj"), (r"_to_out(?:_0)?$", "_out_proj"))
 """(pattern, words) for what early versions of diffusers called the layers of attention in CLIP."""
 
+OF_LIBRARY = "base_model.model."
+"""What PEFT puts before the names of a network that it saves alone."""
+
 WORDLESS = ("clip_l", "clip_g", "clip_h")
 """Encoders that share their names; a number decides between them."""
 
@@ -46,11 +49,14 @@ class EncoderNames:
             return None
         found = PREFIX.match(stem)
         if found is None:
-            name = stem.removeprefix("base_model.model.").removeprefix("lora_")
+            name = stem.removeprefix(OF_LIBRARY).removeprefix("lora_")
             encoder = next((e for e in self.order if re.match(rf"{re.escape(e)}[._]", name)), None)
             inside = name[len(encoder) + 1 :] if encoder else name
-            is_alone = len(self.order) == 1 and re.match(r"text_model[._]", name)
-            return self._in(encoder or (self.order[0] if is_alone else None), inside)
+            if encoder is None and stem.startswith(OF_LIBRARY):  # trained without a pipeline
+                encoder = self.order[0] if len(self.order) == 1 else self._only_one_with(name)
+            elif encoder is None and re.match(r"text_model[._]", name) and len(self.order) == 1:
+                encoder = self.order[0]
+            return self._in(encoder, inside)
         name = stem[found.end() :]
         number = int(found[1] or 1)
         numbered = self.order[number - 1] if 0 < number <= len(self.order) else None

@@ -45,6 +45,10 @@ def read(file_name: str, encoders: str) -> list[Any]:
         ("clip_l", f"text_encoder.base_model.model.{CLIP[0]}", "clip_l", CLIP[0]),
         ("clip_l", "text_encoder.encoder.layers.0.mlp.fc1", "clip_l", CLIP[2]),
         ("clip_l", f"base_model.model.{CLIP[2]}", "clip_l", CLIP[2]),
+        ("clip_l", "base_model.model.encoder.layers.0.mlp.fc1", "clip_l", CLIP[2]),
+        ("t5xxl", f"base_model.model.{BLOCK}", "t5xxl", BLOCK),
+        ("clip_l t5xxl", f"base_model.model.{BLOCK}", "t5xxl", BLOCK),
+        ("qwen25_7b", f"base_model.model.model.{WORDS}", "qwen25_7b", WORDS),
         ("clip_l", CLIP[2], "clip_l", CLIP[2]),
         ("clip_l", f"oft_te_{FLAT}mlp_fc1", "clip_l", CLIP[2]),
         ("clip_l", f"lycoris_te_{FLAT}mlp_fc1", "clip_l", CLIP[2]),
@@ -90,6 +94,8 @@ def test_a_name_is_found_in_the_encoder_it_counts(
         ("clip_l clip_g", f"text_encoder_3.{CLIP[2]}"),
         ("clip_l", f"diffusion_model.{CLIP[2]}.x"),
         ("clip_l clip_g", CLIP[2]),
+        ("clip_l clip_g", f"base_model.model.{CLIP[2]}"),
+        ("clip_l t5xxl", f"base_model.model.{CLIP[2]}"),
     ],
 )
 def test_a_name_of_another_encoder_is_left_out(encoders: str, name: str) -> None:
