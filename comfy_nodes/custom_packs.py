@@ -147,6 +147,7 @@ async def load_custom_node(
         LOADED_MODULE_DIRS[name] = _pack_folder(module_path)
         note_web_directory(name, module, module_path)
         nodes, titles = await offered_nodes(module)
+        accepted = _usable(nodes or {}, frozenset(ignore), f"{module_parent}.{name}")
     except BaseException as error:  # noqa: BLE001 - a pack may even call exit(); go on
         _reraise_if_stopping(error)
         IMPORT_FAILED[module_path] = traceback.format_exc()
@@ -165,12 +166,32 @@ async def load_custom_node(
             module_path,
         )
         return False
-    reserved = set(ignore)
-    accepted = {key: node for key, node in nodes.items() if key not in reserved}
-    for node in accepted.values():
-        node.RELATIVE_PYTHON_MODULE = f"{module_parent}.{name}"
     add_nodes(accepted, titles)
     return True
+
+
+def _usable(nodes: Mapping[str, Any], reserved: frozenset[str], origin: str) -> dict[str, Any]:
+    """The nodes of a pack that can be offered, marked with where they come from.
+
+    What is no node, such as the None that a pack puts in the place of a class it could not import,
+    is logged and left out; the others are kept.
+    """
+    usable = {}
+    for name, node in nodes.items():
+        if name in reserved:
+            continue
+        is_node = hasattr(node, "INPUT_TYPES") or hasattr(node, "GET_SCHEMA")
+        if not isinstance(name, str) or not is_node:
+            logger.warning(
+                "%s: node %r is left out; expected a name and a class with INPUT_TYPES, found %r",
+                origin,
+                name,
+                node,
+            )
+            continue
+        node.RELATIVE_PYTHON_MODULE = origin
+        usable[name] = node
+    return usable
 
 
 def _remedy(error: BaseException, folder: str) -> str:
@@ -217,11 +238,13 @@ def note_web_directory(name: str, module: ModuleType, module_path: str) -> None:
     if web:
         _add_web_directory(project.get("project", {}).get("name", name), folder, web)
     declared = getattr(module, "WEB_DIRECTORY", None)
-    if declared is not None:
+    if isinstance(declared, str | os.PathLike):
         _add_web_directory(name, folder, declared)
+    elif declared is not None:
+        logger.warning("WEB_DIRECTORY of %s is no path: %r", module_path, declared)
 
 
-def _add_web_directory(name: str, folder: str, relative: str) -> None:
+def _add_web_directory(name: str, folder: str, relative: str | os.PathLike[str]) -> None:
     path = os.path.abspath(os.path.join(folder, relative))
     if os.path.isdir(path):
         EXTENSION_WEB_DIRS[name] = path
@@ -269,17 +292,26 @@ def _execute(name: str, source: str) -> ModuleType:
     return module
 
 
+def _mapping(module: ModuleType, name: str) -> Mapping[str, Any] | None:
+    """A pack's table of that name; None where it has none, or none of this kind."""
+    found = getattr(module, name, None)
+    if found is None or isinstance(found, Mapping):
+        return found
+    logger.warning("%s of %s is no dict: %r", name, module.__name__, found)
+    return None
+
+
 async def offered_nodes(
     module: ModuleType,
 ) -> tuple[Mapping[str, Any] | None, Mapping[str, str]]:
     """Node classes and display names of a pack; None for a pack without nodes."""
-    nodes = getattr(module, "NODE_CLASS_MAPPINGS", None)
-    titles = getattr(module, "NODE_DISPLAY_NAME_MAPPINGS", None) or {}
+    nodes = _mapping(module, "NODE_CLASS_MAPPINGS")
     if nodes is not None:
-        return nodes, titles
+        titles = _mapping(module, "NODE_DISPLAY_NAME_MAPPINGS") or {}
+        return nodes, {name: title for name, title in titles.items() if isinstance(title, str)}
     entrypoint = getattr(module, "comfy_entrypoint", None)
     if entrypoint is None:
-        return None, titles
+        return None, {}
     extension = entrypoint()
     if inspect.isawaitable(extension):
         extension = await extension

@@ -128,6 +128,43 @@ def test_a_failing_pack_is_skipped_and_named(
     assert "Traceback" in custom_packs.IMPORT_FAILED[str(packs / "a_broken")]
 
 
+@pytest.mark.parametrize(
+    ("text", "kept", "named"),
+    [
+        ('NODE_CLASS_MAPPINGS = {"lost": None, "good": Node}', ["good"], "'lost'"),
+        ('NODE_CLASS_MAPPINGS = {7: Node, "good": Node}', ["good"], "7"),
+        ('NODE_CLASS_MAPPINGS = {"text": "Node", "good": Node}', ["good"], "'text'"),
+        ('NODE_CLASS_MAPPINGS = {"bare": object, "good": Node}', ["good"], "'bare'"),
+        ("NODE_CLASS_MAPPINGS = [Node]", [], "NODE_CLASS_MAPPINGS"),
+        (
+            'NODE_CLASS_MAPPINGS = {"good": Node}; NODE_DISPLAY_NAME_MAPPINGS = ["Good"]',
+            ["good"],
+            "NODE_DISPLAY_NAME_MAPPINGS",
+        ),
+        ('NODE_CLASS_MAPPINGS = {"good": Node}; WEB_DIRECTORY = 12', ["good"], "WEB_DIRECTORY"),
+    ],
+)
+def test_what_is_no_node_is_named_and_left_out(
+    packs: Path, text: str, kept: list[str], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(packs, "a_odd", f"{NODE}\n{text}\n")
+    write(packs, "b_good", NODE + 'NODE_CLASS_MAPPINGS = {"next": Node}\n')
+    table, failed = load()
+    assert list(table.nodes) == [*kept, "next"]
+    assert failed == ([] if kept else [str(packs / "a_odd")])
+    assert named in caplog.text
+    assert "a_odd" in caplog.text
+
+
+def test_titles_that_are_no_text_are_left_out(packs: Path) -> None:
+    titles = 'NODE_DISPLAY_NAME_MAPPINGS = {"a": None, "b": "B", "c": 3}'
+    nodes = 'NODE_CLASS_MAPPINGS = {"a": Node, "b": Node, "c": Node}'
+    write(packs, "pack", f"{NODE}\n{nodes}\n{titles}\n")
+    table, _ = load()
+    assert table.titles == {"b": "B"}
+    assert list(table.nodes) == ["a", "b", "c"]
+
+
 def test_a_folder_without_python_is_reported(packs: Path) -> None:
     (packs / "notes").mkdir()
     _, failed = load()
