@@ -130,6 +130,7 @@ class RegionalCompiler:
         self._network: nn.Module | None = None
         self._regions: list[Region] = []
         self._compiled: dict[type, Callable[..., Any]] = {}
+        self._left_out: int | None = None
 
     @contextmanager
     def applied(self, network: nn.Module, options: dict[str, Any] | None = None) -> Iterator[None]:
@@ -145,17 +146,30 @@ class RegionalCompiler:
         if network is not self._network:
             self._network = network
             self._regions = [Region(block, self._of(type(block))) for block in regions(network)]
+            self._left_out = None
             attention.selected()  # now: choosing says so, which compiled code cannot
             logger.info("Compiling %d blocks of %s", len(self._regions), type(network).__name__)
             progress.note(f"compiling {len(self._regions)} blocks: {TAKES}")
         patched = any((options or {}).get(name) for name in CHANGING)
         swapped = [region for region in self._regions if region.is_compilable(patched)]
+        self._tell_left_out(len(self._regions) - len(swapped))
         with ExitStack() as undo:
             _leave_sizes_open(undo)
             for region in swapped:
                 region.block.__dict__["forward"] = functools.partial(self._run, region)
                 undo.callback(region.block.__dict__.pop, "forward", None)
             yield
+
+    def _tell_left_out(self, count: int) -> None:
+        """Say how many blocks run as they are, when that has changed."""
+        if count == (self._left_out or 0):
+            return
+        self._left_out = count
+        every = len(self._regions)
+        note = f"{count} of {every} blocks run uncompiled: weights streamed, or patched at use"
+        logger.info("%s", note if count else f"all {every} blocks run compiled")
+        if count == every:
+            progress.note(note)
 
     def _of(self, kind: type[nn.Module]) -> Callable[..., Any]:
         if kind not in self._compiled:
@@ -173,11 +187,12 @@ class RegionalCompiler:
             return region.compiled(region.block, *region.settled(args), **region.named(kwargs))
         except torch._dynamo.exc.TorchDynamoException as error:
             self.failure = " ".join(str(error).strip().splitlines()[:2])
+            note = f"Compiling {type(region.block).__name__} failed; the model runs uncompiled"
             logger.warning(
-                "Compiling %s failed; the model runs uncompiled: %s. The inductor back end needs a "
-                "C++ compiler (g++ or clang++) on the CPU, Triton on an accelerator",
-                type(region.block).__name__, self.failure,
+                "%s: %s. The inductor back end needs a C++ compiler (g++ or clang++) on the CPU, "
+                "Triton on an accelerator", note, self.failure,
             )  # fmt: skip
+            progress.note(f"{note}: {self.failure}")
             return forward(region.block, *args, **kwargs)
         finally:
             region.block.__dict__["forward"] = replaced

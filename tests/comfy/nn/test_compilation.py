@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from comfy import interrupt, ops
+from comfy import interrupt, ops, progress
 from comfy.ldm.unet.blocks import ResBlock
 from comfy.ldm.unet.model import UNetModel
 from comfy.ldm.unet.transformer import BasicTransformerBlock
@@ -122,6 +122,26 @@ def test_streamed_and_patched_layers_run_as_they_are(
     assert len(graphs) == 1
 
 
+def test_blocks_that_run_as_they_are_are_told_when_their_number_changes(
+    compiler: RegionalCompiler, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(progress, "NOTE_HOOK", shown.append)
+    network, x = Network(depth=2), torch.randn(2, 3, 4)
+    layers = [block.first for block in network.blocks]
+    with caplog.at_level(logging.INFO, logger=compilation.__name__):
+        for streamed in (0, 1, 1, 2, 2, 0):
+            for number, layer in enumerate(layers):
+                layer.comfy_cast_weights = number < streamed
+                layer.weight_function = [lambda weight: weight] * (number < streamed)
+            assert torch.equal(compiled(compiler, network, x), network(x))
+    told = [record.getMessage() for record in caplog.records if "blocks run" in record.message]
+    assert [line.split(" run")[0] for line in told] == [
+        "1 of 2 blocks", "2 of 2 blocks", "all 2 blocks",
+    ]  # fmt: skip
+    assert [note.split(" run")[0] for note in shown[1:]] == ["2 of 2 blocks"]
+
+
 def test_custom_patches_and_replaced_blocks_run_as_they_are(
     compiler: RegionalCompiler, graphs: list[Any]
 ) -> None:
@@ -153,9 +173,11 @@ def test_a_cancellation_is_noticed_between_blocks(compiler: RegionalCompiler) ->
 
 
 def test_a_failing_compiler_is_said_once_and_the_network_runs(
-    graphs: list[Any], caplog: pytest.LogCaptureFixture
+    graphs: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del graphs
+    shown: list[str] = []
+    monkeypatch.setattr(progress, "NOTE_HOOK", shown.append)
 
     def backend(graph: Any, inputs: list[Any]) -> Callable[..., Any]:
         raise RuntimeError("no compiler here")
@@ -168,6 +190,8 @@ def test_a_failing_compiler_is_said_once_and_the_network_runs(
     assert len(caplog.records) == 1
     assert "runs uncompiled" in caplog.text
     assert "no compiler here" in caplog.text
+    assert len(shown) == 2  # that it compiles, and that it failed
+    assert "no compiler here" in shown[1]
 
 
 SIZES: Any = {
