@@ -162,7 +162,7 @@ def _plain_patches(
             alpha, factor = lora.get(f"{x}.alpha"), lora.get(f"{x}.{down}.weight")
             has_scale = alpha is not None and alpha.numel() == 1 and factor is not None
             scale = alpha.item() / factor.shape[0] if has_scale else 1.0  # type: ignore[union-attr]
-            patches[bias] = ("diff", (lora[key] * scale,))
+            patches[bias] = ("diff", (lora[key].float() * scale,))  # float8 has no product
     return patches
 
 

@@ -45,7 +45,6 @@ def tensors_of(kind: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
     files: dict[str, dict[str, Tensor]] = {
         "lora": product,
         "lora with a core": product,
-        "lora that grows": product,
         "dora of inputs": {**product, "dora_scale": 1 + rand(1, columns, *(1 for _ in kernel))},
         "dora of outputs": {**product, "dora_scale": 1 + rand(rows, 1, *(1 for _ in kernel))},
         "dora of peft": {"lora_B.weight": rand(rows, 2), "lora_A.weight": down,
@@ -60,6 +59,8 @@ def tensors_of(kind: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
         "ia3": {"weight": rand(rows), "on_input": torch.tensor(False)},
         "oft_of_inputs": {"oft_R.weight": rand(inner // 4, 6)},
         "boft_of_inputs": {"boft_R": rand(1, inner // 4, 4, 4), "boft_s": 1 + rand(rows, 1)},
+        "bias of a factor": {"lora_B.weight": rand(rows, 2), "lora_A.weight": down,
+                             "lora_B.bias": rand(rows), "alpha": torch.ones(1)},
         "diff": {"diff": rand(*shape)},
         "set": {"set_weight": rand(*shape)},
     }  # fmt: skip
@@ -135,3 +136,23 @@ def test_a_rounded_weight_is_next_to_the_exact_one(
         assert bool(((shown.float() - exact).abs() <= bound).all())
     view.unpatch_model()
     assert_untouched(model, before)
+
+
+@pytest.mark.parametrize("dtype", list(STEP)[1:], ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, "bias of a factor"])
+def test_a_file_in_a_narrow_type_means_the_values_it_holds(kind: str, dtype: torch.dtype) -> None:
+    narrow = {
+        f"x.{name}": tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors_of(kind, (16, 8, 3, 3)).items()
+    }
+    wide = {k: t.float() if t.is_floating_point() else t for k, t in narrow.items()}
+    made, expected = (load_lora(file, {"x": "x.weight"}) for file in (narrow, wide))
+    assert list(made) == list(expected)
+    for key, patch in expected.items():
+        weight = rand(16, 8, 3, 3) if key == "x.weight" else rand(16)
+        shown, wanted = (
+            calculate_weight([(0.7, p, 1.0, None, None)], weight.clone(), key)
+            for p in (made[key], patch)
+        )
+        assert torch.allclose(shown, wanted, atol=1e-6)
+        assert not torch.equal(wanted, weight)
