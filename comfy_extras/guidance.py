@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
+from comfy import progress
 from comfy_api.latest import io
+
+logger = logging.getLogger(__name__)
 
 Facts = dict[str, Any]  # what guidance hooks are given; see the sampling code
 
@@ -23,6 +27,27 @@ def patched_model_schema(
         outputs=[io.Model.Output(display_name="patched_model")],
         **options,
     )
+
+
+def with_rule(model: Any, guide: Callable[[Facts], Tensor], needs_negative: bool = False) -> Any:
+    """A view of the model whose two estimates are combined by `guide`.
+
+    A model has one such rule; that an earlier node's no longer counts is said on the node.
+
+    Args:
+        guide: From the facts to x minus the guided estimate.
+        needs_negative: Make the negative estimate at a scale of 1 too.
+    """
+    if "sampler_cfg_function" in model.model_options:
+        progress.warn(
+            logger,
+            "an earlier node set a guidance rule (RescaleCFG, RenormCFG, PerpNeg, video guidance), "
+            "and only the last of them acts: this one; take the other out, or use one that adds to "
+            "guidance (APG, CFG-Zero*, CFGNorm)",
+        )
+    view = model.clone()
+    view.set_model_sampler_cfg_function(guide, disable_cfg1_optimization=needs_negative)
+    return view
 
 
 def with_post_cfg(model: Any, change: Callable[[Facts], Tensor]) -> io.NodeOutput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from comfy_api.latest import io
 from comfy_extras.declarations import text_input
 from comfy_extras.extension import entrypoint_of
-from comfy_extras.guidance import Facts
+from comfy_extras.guidance import Facts, with_rule
 
 # The two beginnings of texts that the model was taught with.
 SYSTEM_PROMPTS = {
@@ -85,12 +86,9 @@ class RenormCFG(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, cfg_trunc: float, renorm_cfg: float) -> io.NodeOutput:
-        view = model.clone()
-        channels = view.model.diffusion_model.in_channels
-        view.set_model_sampler_cfg_function(
-            lambda facts: renormed(facts, channels, cfg_trunc, renorm_cfg)
-        )
-        return io.NodeOutput(view)
+        channels = model.model.diffusion_model.in_channels
+        rule = partial(renormed, channels=channels, cfg_trunc=cfg_trunc, renorm_cfg=renorm_cfg)
+        return io.NodeOutput(with_rule(model, rule))
 
     patch = execute
 

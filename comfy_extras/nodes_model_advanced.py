@@ -12,6 +12,7 @@ import node_helpers
 from comfy import latent_formats
 from comfy.sampling import noise_levels, schedule_curves
 from comfy.sampling import parameterisation as predictions
+from comfy_extras.guidance import with_rule
 from comfy_nodes.limits import MAX_RESOLUTION
 
 CATEGORY = "advanced/model"
@@ -322,9 +323,7 @@ class RescaleCFG:
             final = multiplier * guided * ratio + (1.0 - multiplier) * guided
             return x - (x / norm**2 - final * sigma / norm)
 
-        view = model.clone()
-        view.set_model_sampler_cfg_function(guide)
-        return (view,)
+        return (with_rule(model, guide),)
 
 
 class ModelComputeDtype:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from comfy.sampling import batching, conditioning, guidance
 from comfy_api.latest import ComfyExtension, io
+from comfy_extras.guidance import with_rule
 
 Facts = dict[str, Any]
 
@@ -54,7 +55,6 @@ class PerpNeg(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, empty_conditioning: Any, neg_scale: float) -> io.NodeOutput:
-        view = model.clone()
         empty = conditioning.convert_cond(empty_conditioning)
 
         def guide(facts: Facts) -> Tensor:
@@ -73,8 +73,7 @@ class PerpNeg(io.ComfyNode):
             )
 
         # At a scale of 1 the negative text still takes its share away.
-        view.set_model_sampler_cfg_function(guide, disable_cfg1_optimization=True)
-        return io.NodeOutput(view)
+        return io.NodeOutput(with_rule(model, guide, needs_negative=True))
 
 
 class Guider_PerpNeg(guidance.CFGGuider):

@@ -11,6 +11,7 @@ import folder_paths
 import node_helpers
 from comfy import loading, resize
 from comfy_extras.empty_latents import empty_image
+from comfy_extras.guidance import with_rule
 from comfy_extras.nodes_model_merging import HIDDEN, save_checkpoint
 from comfy_nodes.conditioning import Conditioning
 from comfy_nodes.limits import MAX_RESOLUTION
@@ -190,10 +191,11 @@ class VideoLinearCFGGuidance:
 
     def patch(self, model: Any, min_cfg: float) -> tuple[Any]:
         """A view of the model with a scale for each frame."""
-        view, scales = model.clone(), self.scales
-        view.set_model_sampler_cfg_function(
+        scales = self.scales
+        view = with_rule(
+            model,
             lambda args: guided_by_frame(args, scales(args, min_cfg)),
-            disable_cfg1_optimization=min_cfg != 1,  # then not every frame has a scale of 1
+            needs_negative=min_cfg != 1,  # then not every frame has a scale of 1
         )
         return (view,)
 

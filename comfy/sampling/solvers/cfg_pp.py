@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import Tensor
+
+from comfy import progress
+
+logger = logging.getLogger(__name__)
 
 
 class UnconditionalCapture:
@@ -27,6 +32,13 @@ class UnconditionalCapture:
         self.extra_args = {**(extra_args or {}), "model_options": options}
 
     def _remember(self, args: dict[str, Any]) -> Tensor:
+        if self._denoised is None and not args.get("uncond", True):
+            progress.warn(
+                logger,
+                "a CFG++ sampler measures the noise from the negative estimate, but this guider "
+                "has no negative conditioning, and zeros stand in its place: use CFGGuider, or a "
+                "sampler without CFG++",
+            )
         self._denoised = args["uncond_denoised"]
         return args["denoised"]
 
