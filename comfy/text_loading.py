@@ -57,7 +57,7 @@ UNSUPPORTED_MARKS = (
     ("model.encoder.layers.0.mixer.Wqkv.weight", "Jina CLIP 2"),
     (f"{T5_BLOCK}1.DenseReluDense.wi.weight", "T5 of the first version"),
 )
-T5_WIDTHS = {768: "T5-base (Stable Audio, ACE-Step)"}
+UNSUPPORTED_T5 = {768: "UMT5-base (ACE-Step)"}  # gated, by width
 
 MISTRAL_WIDTH = 5120  # that of Llama is 4096
 
@@ -156,7 +156,7 @@ def as_clip_keys(state_dict: StateDict) -> StateDict:
 
 
 def detect_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
-    """Which encoder a file holds: clip_l, clip_g, clip_h, t5xxl, umt5xxl; None for another."""
+    """Which encoder a file holds, by the name of its module; None for another."""
     if lt.MARK in state_dict:
         return lt.CONNECTORS
     found = next((name for key, name in ENCODER_MARKS if key in state_dict), None)
@@ -164,7 +164,7 @@ def detect_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
 
 
 def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
-    """Gemma, Llama, Mistral, Qwen 2.5 or Qwen 3, but those of a size that other families use."""
+    """Gemma, Llama, Mistral, Qwen 2.5 or Qwen 3, told apart by norms, biases and widths."""
     norm = state_dict.get("model.layers.0.post_attention_layernorm.weight")
     has_head_norms = "model.layers.0.self_attn.q_norm.weight" in state_dict
     if "model.layers.0.post_feedforward_layernorm.weight" in state_dict:
@@ -192,7 +192,7 @@ def _t5_name(state_dict: Mapping[str, Tensor]) -> str | None:
     if not is_t5 or "shared.weight" not in state_dict:
         return None
     width = state_dict["shared.weight"].shape[1]
-    if width in T5_WIDTHS:
+    if width in UNSUPPORTED_T5:
         return None
     if width == hunyuan_image.BYT5_CONFIG["d_model"]:
         return hunyuan_image.BYT5
@@ -205,7 +205,7 @@ def _t5_name(state_dict: Mapping[str, Tensor]) -> str | None:
 def unsupported_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
     """Name of an encoder that is recognised but cannot be loaded."""
     if f"{T5_BLOCK}1.DenseReluDense.wi_1.weight" in state_dict and "shared.weight" in state_dict:
-        return T5_WIDTHS.get(state_dict["shared.weight"].shape[1])
+        return UNSUPPORTED_T5.get(state_dict["shared.weight"].shape[1])
     return next((name for key, name in UNSUPPORTED_MARKS if key in state_dict), None)
 
 
