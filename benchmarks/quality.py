@@ -7,7 +7,8 @@ of the network's forwards that was saved, the time beside the plain run, and the
 pictures beside the plain ones (40 dB is hard to see, 30 dB is visible beside each other, 20 dB is
 another picture). A minute on two cores. Token merging is left out: it acts on the largest grid of
 tokens only, where the demo model attends to nothing. `--compile` adds the node TorchCompileModel:
-minutes, and a C++ compiler.
+minutes, and a C++ compiler. Attention back ends of packages (flash, sage, xformers) are in the list
+where they are installed; they act on an accelerator in half precision only.
 """
 
 from __future__ import annotations
@@ -84,6 +85,12 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def of_packages() -> dict[str, Callable[[Any], Any]]:
+    """The attention back ends whose package is installed."""
+    rows = [row for row in attention.BACKENDS if row.package and row.is_available()]
+    return {f"attention {row.name}": attention_by(row.function) for row in rows}
+
+
 class Made(NamedTuple):
     """Pictures of a setting.
 
@@ -150,7 +157,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=192)
     parser.add_argument("--compile", action="store_true", help="TorchCompileModel too")
     args = parser.parse_args()
-    settings = {**SETTINGS, "compiled": compiled} if args.compile else SETTINGS
+    settings = {**SETTINGS, **of_packages()}
+    if args.compile:
+        settings["compiled"] = compiled
     studio = Studio(args.pictures, args.steps, args.size)
     studio.make(SETTINGS["plain"])  # loads and warms up
     plain = studio.make(SETTINGS["plain"])

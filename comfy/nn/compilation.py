@@ -166,7 +166,8 @@ class RegionalCompiler:
             return
         self._left_out = count
         every = len(self._regions)
-        note = f"{count} of {every} blocks run uncompiled: weights streamed, or patched at use"
+        why = "their weights are streamed or patched at use, or custom patches act on them"
+        note = f"{count} of {every} blocks run uncompiled: {why}"
         logger.info("%s", note if count else f"all {every} blocks run compiled")
         if count == every:
             progress.note(note)
