@@ -1,6 +1,6 @@
 """A full-size Stable Diffusion 1.5 checkpoint through the loader: time per step and peak memory.
 
-    python benchmarks/full_size_checkpoint.py [--size 512] [--steps 3] [--keep PATH]
+    python benchmarks/full_size_checkpoint.py [--size 512] [--steps 3] [--bf16] [--keep PATH]
 
 Writes a checkpoint with the networks of v1-5 (UNet of 860 M weights, CLIP ViT-L, autoencoder) in
 random float16 weights, about 2.1 GB, to a temporary folder; loads it in a fresh process through the
@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from comfy.devices.heap import HEAP
+from comfy.devices.policies import MemoryPolicy, PrecisionPolicy
+from comfy.devices.runtime import build_runtime, install_runtime
 
 GIB = 1024**3
 UNET: dict[str, Any] = {
@@ -146,8 +148,10 @@ def phases(path: Path, size: int, steps: int) -> Iterator[tuple[str, float]]:
     assert torch.isfinite(picture).all()
 
 
-def measure(path: Path, size: int, steps: int) -> None:
+def measure(path: Path, size: int, steps: int, bf16: bool) -> None:
     """Body of the fresh process: prints one JSON line per phase."""
+    precision = PrecisionPolicy(cpu_bf16=bf16)  # what `--fast cpu_bf16` asks for
+    install_runtime(build_runtime(MemoryPolicy(cpu=True), precision))
     HEAP.keep_pages()  # as the server does
     base = memory()
     for name, seconds in phases(path, size, steps):
@@ -176,11 +180,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=512, help="side of the picture in pixels")
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--bf16", action="store_true", help="as with --fast cpu_bf16")
     parser.add_argument("--keep", type=Path, help="write the checkpoint here and keep it")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        measure(options.measure, options.size, options.steps)
+        measure(options.measure, options.size, options.steps, options.bf16)
         return
     with tempfile.TemporaryDirectory(prefix="latentloom-bench-") as folder:
         path = options.keep or Path(folder) / "v1-5-layout-random.safetensors"
@@ -190,6 +195,7 @@ def main() -> None:
         )
         command = [sys.executable, __file__, "--measure", str(path)]
         command += ["--size", str(options.size), "--steps", str(options.steps)]
+        command += ["--bf16"] if options.bf16 else []
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     report(lines, weights, options.steps)
