@@ -16,6 +16,30 @@ logger = logging.getLogger(__name__)
 Facts = dict[str, Any]  # what guidance hooks are given; see the sampling code
 
 
+# What a node left in a model's options -> which nodes do.
+HOOKS = {
+    "sampler_pre_cfg_function": "APG, TCFG, FreSca",
+    "sampler_cfg_function": "RescaleCFG, RenormCFG, PerpNeg, video guidance by frame",
+    "sampler_calc_cond_batch_function": "SkipLayerGuidanceDiTSimple",
+}
+
+
+def say_unasked(guider: Any, *names: str) -> None:
+    """Say on the node which changes of a guider's model have no effect with this kind of guider.
+
+    Args:
+        names: Keys of `HOOKS` that the guider does not ask.
+    """
+    for name in names:
+        if guider.model_patcher.model_options.get(name):
+            progress.warn(
+                logger,
+                "a guidance node before this guider has no effect with it (one of the kind of %s): "
+                "use CFGGuider with it, or take it out",
+                HOOKS[name],
+            )
+
+
 def patched_model_schema(
     node_id: str, category: str, *inputs: io.Input, **options: Any
 ) -> io.Schema:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from comfy.sampling import batching, conditioning, guidance
 from comfy_api.latest import ComfyExtension, io
-from comfy_extras.guidance import with_rule
+from comfy_extras.guidance import HOOKS, say_unasked, with_rule
 
 Facts = dict[str, Any]
 
@@ -89,6 +89,11 @@ class Guider_PerpNeg(guidance.CFGGuider):
     def set_cfg(self, cfg: float, neg_scale: float) -> None:  # type: ignore[override]
         """Guidance scale and the weight of the negative text."""
         self.cfg, self.neg_scale = cfg, neg_scale
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        """As of every guider."""
+        say_unasked(self, *HOOKS)
+        return super().sample(*args, **kwargs)
 
     def predict_noise(
         self,

@@ -14,6 +14,7 @@ from comfy.nested_tensor import NestedTensor
 from comfy.sampling import batching, checks, guidance, run
 from comfy.sampling import noise as noise_source
 from comfy_api.latest import io
+from comfy_extras.guidance import say_unasked
 from comfy_nodes.latent_basics import replaced
 from comfy_nodes.sampling import LARGEST_SEED
 
@@ -158,6 +159,11 @@ class Guider_DualCFG(guidance.CFGGuider):
         """The three conditionings."""
         conds = {"positive": positive, "middle": middle, "negative": negative}
         self.inner_set_conds(conds)
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        """As of every guider."""
+        say_unasked(self, "sampler_pre_cfg_function", "sampler_calc_cond_batch_function")
+        return super().sample(*args, **kwargs)
 
     def predict_noise(
         self,

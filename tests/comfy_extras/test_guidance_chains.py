@@ -129,3 +129,46 @@ def test_a_cfg_pp_sampler_without_a_negative_text_says_what_stands_in_its_place(
         guider.sample(start, latent, samplers.ksampler(name), levels, disable_pbar=True, seed=1)
         assert len(said) == notes, said
     assert "no negative conditioning" in said[0]
+
+
+# Guider -> nodes that it does not ask.
+UNASKED: dict[str, tuple[Callable[..., Any], list[Node]]] = {
+    "DualCFGGuider": (
+        lambda m, a, b: nodes_custom_sampler.DualCFGGuider.execute(m, a, b, b, 3.0, 2.0, "regular"),
+        [OTHERS["APG"], OTHERS["TCFG"], OTHERS["FreSca"]],
+    ),
+    "PerpNegGuider": (
+        lambda m, a, b: nodes_perpneg.PerpNegGuider.execute(m, a, b, b, 3.0, 1.0),
+        [OTHERS["APG"], RULES["RescaleCFG"]],
+    ),
+    "CFGGuider": (lambda m, a, b: nodes_custom_sampler.CFGGuider.execute(m, a, b, 3.0), []),
+}
+
+
+@pytest.mark.parametrize("name", UNASKED)
+def test_a_guider_says_which_nodes_have_no_effect_with_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("comfy.progress.NOTE_HOOK", said.append)
+    guider_of, unasked = UNASKED[name]
+    latent, texts = torch.zeros(1, 4, 4, 4), (conditioning([0.5] * 4), conditioning([-0.1] * 4))
+
+    def made(*nodes: Node) -> Tensor:
+        view = patcher(ClosedFormModel())
+        for node in nodes:
+            view = node(view)
+        return guider_of(view, *texts)[0].sample(
+            noise.prepare_noise(latent, 1), latent, samplers.ksampler("euler"),
+            torch.tensor([8.0, 1.0, 0.0]), disable_pbar=True, seed=1,
+        )  # fmt: skip
+
+    plain = made()
+    for node in (OTHERS["Epsilon Scaling"], OTHERS["APG"], RULES["RescaleCFG"]):
+        changed = made(node)
+        assert torch.equal(changed, plain) == (node in unasked) == bool(said)
+        said.clear()
+    for node in unasked:
+        assert torch.equal(made(node), plain)
+        assert len(said) == 1
+        assert "has no effect with it" in said.pop()
