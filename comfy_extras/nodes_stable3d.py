@@ -12,6 +12,7 @@ from comfy_api.latest import io
 from comfy_extras.declarations import batch_input, pair_and_latent_outputs, pixels_input
 from comfy_extras.empty_latents import empty_image
 from comfy_extras.extension import entrypoint_of
+from comfy_nodes.picture_basics import check_count
 
 CATEGORY = "conditioning/3d_models"
 CELL, CHANNELS = 8, 4
@@ -35,10 +36,11 @@ def picture_inputs(side: int) -> list[io.Input]:
 
 
 def encoded(
-    clip_vision: Any, vae: Any, picture: Tensor, width: int, height: int
+    clip_vision: Any, vae: Any, picture: Tensor, width: int, height: int, views: int
 ) -> tuple[Tensor, Tensor]:
-    """A picture as the image encoder sees it [B, 1, D], and its latent."""
-    embeds = clip_vision.encode_image(picture).image_embeds.unsqueeze(0)
+    """Pictures as the image encoder sees them [B, 1, D], and their latents: one or one each."""
+    check_count(picture.shape[0], views, "picture", "init_image", "batch_size or video_frames")
+    embeds = clip_vision.encode_image(picture).image_embeds.unsqueeze(1)
     pixels = resize.common_upscale(picture.movedim(-1, 1), width, height, "bilinear", "center")
     return embeds, vae.encode(pixels.movedim(1, -1)[..., :3])
 
@@ -83,7 +85,7 @@ class StableZero123_Conditioning(io.ComfyNode):
         elevation: float,
         azimuth: float,
     ) -> io.NodeOutput:
-        embeds, latent = encoded(clip_vision, vae, init_image, width, height)
+        embeds, latent = encoded(clip_vision, vae, init_image, width, height, batch_size)
         camera = camera_embeddings(elevation, azimuth).to(embeds).repeat(embeds.shape[0], 1, 1)
         positive = [[torch.cat([embeds, camera], dim=-1), {"concat_latent_image": latent}]]
         nothing = {"concat_latent_image": torch.zeros_like(latent)}
@@ -126,7 +128,7 @@ class StableZero123_Conditioning_Batched(io.ComfyNode):
         elevation_batch_increment: float,
         azimuth_batch_increment: float,
     ) -> io.NodeOutput:
-        embeds, latent = encoded(clip_vision, vae, init_image, width, height)
+        embeds, latent = encoded(clip_vision, vae, init_image, width, height, batch_size)
         cameras = torch.cat(
             [
                 camera_embeddings(
@@ -136,7 +138,7 @@ class StableZero123_Conditioning_Batched(io.ComfyNode):
                 for number in range(batch_size)
             ]
         ).to(embeds)
-        states = torch.cat([embeds.repeat(batch_size, 1, 1), cameras], dim=-1)
+        states = torch.cat([embeds.expand(batch_size, -1, -1), cameras], dim=-1)
         nothing = {"concat_latent_image": torch.zeros_like(latent)}
         samples = empty_image(batch_size, CHANNELS, height, width, CELL)
         return io.NodeOutput(
@@ -176,7 +178,7 @@ class SV3D_Conditioning(io.ComfyNode):
         video_frames: int,
         elevation: float,
     ) -> io.NodeOutput:
-        embeds, latent = encoded(clip_vision, vae, init_image, width, height)
+        embeds, latent = encoded(clip_vision, vae, init_image, width, height, video_frames)
         step = FULL_TURN / (max(video_frames, 2) - 1)
         views = {
             "elevation": [elevation] * video_frames,

@@ -18,13 +18,15 @@ from comfy.control.base import (
     broadcast_image_to,
     no_preprocessing,
 )
+from comfy.control.hints import COLOURS, with_channels
+from comfy.control.low_rank import low_rank_patches
 from comfy.control.union import check_kinds
 from comfy.devices import placement, residency
 from comfy.ldm.t2i_adapter.model import Adapter, Adapter_light
 from comfy.ldm.unet import controlnet
 from comfy.patching.patcher import ModelPatcher
-from comfy.weights.adapters import LoRAAdapter
 
+CHANNELS = "hint_channels"  # what a network calls the number of channels of its hints
 # Ends of the keys of the first layer that reads the text.
 TEXT_ENTRIES = ("attn2.to_k.weight", "context_embedder.weight", "txt_in.weight")
 
@@ -132,9 +134,8 @@ class ControlNet(ControlBase):
             raise ValueError("this control network needs a VAE; connect one to its apply node")
         if self.cond_hint_original is None:
             raise ValueError("this control network was given no hint; call set_cond_hint first")
-        hint = resize.common_upscale(
-            self.cond_hint_original, width, height, self.upscale_algorithm, "center"
-        )
+        given = with_channels(self.cond_hint_original, self._hint_channels())
+        hint = resize.common_upscale(given, width, height, self.upscale_algorithm, "center")
         hint = self.preprocess_image(hint)
         if self.vae is not None:
             loaded = residency.loaded_models(only_currently_used=True)
@@ -148,6 +149,12 @@ class ControlNet(ControlBase):
             part = resize.common_upscale(extra.to(hint.device), *size)
             joined.append(resize.repeat_to_batch_size(part, hint.shape[0]))
         return torch.cat(joined, dim=1) if len(joined) > 1 else hint
+
+    def _hint_channels(self) -> int | None:
+        """Channels of the pictures that the network, or the VAE before it, takes; None if it does
+        not tell.
+        """
+        return COLOURS if self.vae is not None else getattr(self.control_model, CHANNELS, None)
 
     def copy(self) -> ControlNet:
         """See ControlBase."""
@@ -236,7 +243,7 @@ class ControlLora(ControlNet):
         cast = self.manual_cast_dtype is not None
         operations = ops.manual_cast if cast else ops.disable_weight_init
         built = controlnet.ControlNet(**config, dtype=dtype, device="meta", operations=operations)
-        weights, patches = _low_rank_patches(model, self.control_weights, built, dtype)
+        weights, patches = low_rank_patches(model, self.control_weights, built, dtype)
         built.requires_grad_(False).load_state_dict(weights, assign=True)
         view = getattr(model, "current_patcher", None)
         place = getattr(view, "load_device", None) or getattr(model, "device", None)
@@ -284,43 +291,6 @@ class ControlLora(ControlNet):
             elif part != "down":
                 elements += weight.numel()
         return elements * dtype.itemsize
-
-
-def _low_rank_patches(
-    model: Any, differences: Mapping[str, Tensor], network: nn.Module, dtype: torch.dtype
-) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
-    """Weights of a control network and how they change: its own where the differences have them,
-    else those of the diffusion model with its patches and ``up @ down``.
-    """
-    base = _base_weights(model)
-    weights: dict[str, Tensor] = {}
-    patches: dict[str, list[Any]] = {}
-    for key in network.state_dict():
-        stem = key.removesuffix(".weight")
-        up, down = differences.get(f"{stem}.up"), differences.get(f"{stem}.down")
-        if key in differences:
-            weights[key] = differences[key].to(dtype)
-        elif key in base:
-            (weight, convert), *changes = base[key]
-            weights[key] = convert(weight.detach()).to(dtype)
-            patches[key] = list(changes)
-        else:
-            raise ValueError(f"the Control-LoRA lacks {key}, and so does the diffusion model")
-        if key.endswith(".weight") and up is not None and down is not None:
-            product = LoRAAdapter(set(), (up, down, None, None, None, None))
-            patches.setdefault(key, []).append((1.0, product, 1.0, None, None))
-    return weights, {key: changes for key, changes in patches.items() if changes}
-
-
-def _base_weights(model: Any) -> dict[str, list[Any]]:
-    """The diffusion network's weights with the patches of the view that runs, by their keys."""
-    view = getattr(model, "current_patcher", None)
-    if view is None:  # outside a run they count as they are shown
-        shown = model.diffusion_model.state_dict()
-        return {key: [(weight, lambda w, **_: w)] for key, weight in shown.items()}
-    prefix = "diffusion_model."
-    found = view.get_key_patches(prefix)
-    return {key.removeprefix(prefix): value for key, value in found.items()}
 
 
 class T2IAdapter(ControlBase):
@@ -383,10 +353,9 @@ class T2IAdapter(ControlBase):
         wanted = (original.shape[0], height, width)
         known = self.cond_hint
         if known is None or (known.shape[0], *known.shape[-2:]) != wanted:
-            hint = resize.common_upscale(original, width, height, self.upscale_algorithm, "center")
+            hint = with_channels(original, self.channels_in)
+            hint = resize.common_upscale(hint, width, height, self.upscale_algorithm, "center")
             self.cond_hint = hint.float().to(self.device)
-            if self.channels_in == 1 and self.cond_hint.shape[1] > 1:
-                self.cond_hint = self.cond_hint.mean(1, keepdim=True)
             self.control_input = None
         if self.control_input is None:
             assert self.cond_hint is not None

@@ -84,6 +84,19 @@ def test_zero123_moves_the_camera_on_through_a_batch() -> None:
     assert made[2]["batch_index"] == [0, 0, 0]
 
 
+def test_several_pictures_are_one_for_each_view() -> None:
+    pictures = torch.rand(3, 16, 16, 3)
+    alone = nodes_stable3d.StableZero123_Conditioning
+    batched = nodes_stable3d.StableZero123_Conditioning_Batched
+    for made in (
+        alone.execute(FakeVision(), pictures, FakeVAE(), 16, 16, 3, 10.0, 90.0),
+        batched.execute(FakeVision(), pictures, FakeVAE(), 16, 16, 3, 0.0, 0.0, 10.0, 90.0),
+    ):
+        torch.testing.assert_close(made[0][0][0][:, 0, :3], pictures.mean(dim=(1, 2)))
+    with pytest.raises(ValueError, match=r"init_image: expected one picture or .* \(2\), found 3"):
+        alone.execute(FakeVision(), pictures, FakeVAE(), 16, 16, 2, 10.0, 90.0)
+
+
 def test_sv3d_turns_once_around() -> None:
     image = torch.rand(1, 16, 16, 3)
     node = nodes_stable3d.SV3D_Conditioning

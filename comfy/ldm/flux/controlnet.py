@@ -96,6 +96,7 @@ class ControlNetFlux(Flux):
         self.controlnet_blocks = outputs(self.params.depth)
         self.controlnet_single_blocks = outputs(self.params.depth_single_blocks)
         self.controlnet_mode_embedder: nn.Module | None = None
+        self.hint_channels = 3  # of pictures; of those without a VAE before the network
         self.gives = frozenset({"input", "output"})
         self.union_kinds = num_union_modes
         if num_union_modes > 0:

@@ -63,6 +63,7 @@ class ControlNet(nn.Module):
         self.middle_block = build.middle_block()
         self.middle_block_out = self._point(build.channels)
         self.control_add_embedding: ControlAddEmbedding | None = None
+        self.hint_channels = hint_channels
         self.gives = frozenset({"middle", "output"})
         self.union_kinds = union_controlnet_num_control_type or 0
         if union_controlnet_num_control_type is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from comfy.control import loading
 from comfy.control.base import ControlBase, StrengthType, broadcast_image_to
+from comfy.control.hints import with_channels
 from comfy.control.networks import ControlLora, ControlNet, T2IAdapter
 from comfy.families import sd15
 from comfy.ldm.unet import controlnet
@@ -204,3 +205,47 @@ def test_a_network_for_texts_of_another_width_is_refused(patcher, case, network)
     latent = torch.zeros(1, 4, 8, 8)
     with pytest.raises(ValueError, match="expected a ControlNet for texts of width 48"):
         run.sample(patcher, latent, 1, 5.0, "euler", "normal", *conds, latent, disable_pbar=True)
+
+
+def counted(channels: int) -> torch.Tensor:
+    """A hint whose channels hold 1, 2, 3, ..."""
+    return torch.arange(1.0, channels + 1).reshape(1, -1, 1, 1).expand(1, -1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "expected"),
+    [
+        (3, 3, [1, 2, 3]), (4, 3, [1, 2, 3]), (1, 3, [1, 1, 1]), (2, 3, [1, 1, 1]),
+        (3, 1, [2]), (4, 1, [2]), (6, 6, [1, 2, 3, 4, 5, 6]), (5, None, [1, 2, 3, 4, 5]),
+    ],
+)  # fmt: skip
+def test_hints_have_the_channels_that_a_network_takes(
+    given: int, wanted: int | None, expected: list[float]
+) -> None:
+    assert with_channels(counted(given), wanted)[0, :, 0, 0].tolist() == expected
+
+
+def test_hints_that_are_no_colours_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match=r"image: expected a hint of 6 channels, .* found 3"):
+        with_channels(counted(3), 6)
+    with pytest.raises(ValueError, match=r"image: .*real numbers .* found torch.uint8"):
+        with_channels(counted(3).to(torch.uint8), 3)
+    with pytest.raises(ValueError, match=r"image: expected pictures .* found a tensor of 3 axes"):
+        with_channels(counted(3)[0], 3)
+
+
+def test_transparency_and_grey_change_nothing_for_a_run(patcher, case, network) -> None:
+    latent = torch.zeros(1, 4, 8, 8)
+    grey = torch.rand(1, 64, 64, 1)
+
+    def made(hint: torch.Tensor) -> torch.Tensor:
+        conds = [
+            [[case[name], {"control": hinted(network, hint, 1.0)}]] for name in ("in/pos", "in/neg")
+        ]
+        return run.sample(
+            patcher, latent, 1, 5.0, "euler", "normal", *conds, latent, disable_pbar=True
+        )
+
+    colours = grey.expand(-1, -1, -1, 3)
+    for hint in (grey, torch.cat([colours, torch.rand_like(grey)], dim=-1)):
+        assert torch.equal(made(hint), made(colours))
