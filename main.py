@@ -158,7 +158,8 @@ class Program:
         run_prestartup_scripts(packs)
         self.install_devices()
         manager.start(server.app)
-        await load_nodes(packs, self.args.disabled_nodes_config)
+        with start_up.ended_by_ctrl_c():
+            await load_nodes(packs, self.args.disabled_nodes_config)
         worker = self.build_worker(server)
         server.add_routes()
         start_up.keep_for_good()

@@ -7,20 +7,27 @@ is logged and skipped.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import folder_paths
 from comfy_nodes.public_modules import import_public_modules
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +39,9 @@ LOADED_MODULE_DIRS: dict[str, str] = {}
 
 IMPORT_FAILED: dict[str, str] = {}
 """Traceback by path of packs that failed in this run."""
+
+SLOW_S = 10.0
+"""A pack that loads for longer is named, in case that it never ends."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +96,34 @@ def run_prestartup_scripts(selection: PackSelection = PackSelection()) -> None:
             continue
         started = time.perf_counter()
         try:
-            _execute(f"{_module_name(path)}.prestartup_script", script)
+            with _named_when_slow(script):
+                _execute(f"{_module_name(path)}.prestartup_script", script)
         except BaseException as error:
             _reraise_if_stopping(error)
             logger.exception("prestartup script of %s failed", path)
         else:
             logger.info("prestartup script of %s: %.1f s", path, time.perf_counter() - started)
+
+
+@contextlib.contextmanager
+def _named_when_slow(path: str) -> Iterator[None]:
+    """Says which pack is at work in the block when that takes long."""
+
+    def say() -> None:
+        logger.warning(
+            "%s has been loading for %.0f s; the server starts when it is done. If it never is, "
+            "stop the server and move the pack out of its folder",
+            path,
+            SLOW_S,
+        )
+
+    timer = threading.Timer(SLOW_S, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 async def init_external_custom_nodes(
@@ -115,7 +147,8 @@ async def init_external_custom_nodes(
         import_public_modules()
     for path in paths:
         started = time.perf_counter()
-        loaded = await load_custom_node(path, reserved, add_nodes=add_nodes)
+        with _named_when_slow(path):
+            loaded = await load_custom_node(path, reserved, add_nodes=add_nodes)
         outcome = "" if loaded else " (failed)"
         logger.info("pack %s: %.1f s%s", path, time.perf_counter() - started, outcome)
         if not loaded:
@@ -260,13 +293,9 @@ def _project_settings(folder: str) -> dict[str, Any]:
     if not os.path.isfile(path):
         return {}
     try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        return {}
-    try:
         with open(path, "rb") as file:
             settings: dict[str, Any] = tomllib.load(file)
-    except tomllib.TOMLDecodeError as error:
+    except (OSError, ValueError) as error:  # also what is not UTF-8
         logger.warning("cannot read %s: %s", path, error)
         return {}
     return settings

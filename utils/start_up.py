@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import folder_paths
 from comfy.devices.heap import HEAP
@@ -42,6 +44,22 @@ def refusing(*kinds: type[Exception]) -> Iterator[None]:
     except kinds as error:
         logger.debug("the start failed", exc_info=True)
         sys.exit(f"latentloom cannot start: {error}")
+
+
+@contextlib.contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """While the block holds the event loop, Ctrl-C ends the program at once.
+
+    The loop's own way would be to wait for its next turn, which a pack that hangs never gives.
+    """
+    after: Any = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        after = signal.SIG_IGN  # the supervisor passes on what the terminal has sent here as well
+        sys.exit("stopped while packs were loading")
+    finally:
+        signal.signal(signal.SIGINT, after)
 
 
 def configure_folders(args: argparse.Namespace) -> None:
@@ -153,6 +171,7 @@ def prepare_interpreter(keep_pages: bool) -> None:
 
     A thread that computes in Python gives it up after 1 ms instead of 5. Nothing is collected
     until `keep_for_good`: what is imported stays, and looking it through is a tenth of the start.
+    When native code kills the process, the lines of Python that led there are written first.
 
     Args:
         keep_pages: Freed memory stays in the process while prompts run.
@@ -160,6 +179,8 @@ def prepare_interpreter(keep_pages: bool) -> None:
     if keep_pages:
         HEAP.keep_pages()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__, all_threads=False)
     gc.disable()
 
 

@@ -118,6 +118,9 @@ def test_a_native_crash_costs_its_own_job_only(fort: Fort) -> None:
     assert (kind, error["exception_type"]) == ("execution_error", "ServerCrashed")
     assert fort.ask(f"/api/jobs/{crashing}")["status"] == "failed"
     assert fort.child != first_child
+    log = fort.server.log
+    assert "Fatal Python error: Aborted" in log
+    assert "trial-nodes/hostile.py" in log  # whose node it was
     with connected(fort.server, "patient") as client:
         assert client.run(fort.mark(fresh())).succeeded
 

@@ -156,6 +156,22 @@ def test_what_is_no_node_is_named_and_left_out(
     assert "a_odd" in caplog.text
 
 
+def test_a_pack_that_loads_for_long_is_named_meanwhile(
+    packs: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(custom_packs, "SLOW_S", 0.05)
+    waits = "import time\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: pass\n"
+    write(packs, "a_slow", f"{waits}{NODE}NODE_CLASS_MAPPINGS = {{'slow': Node}}\n")
+    write(packs, "a_slow", waits, "prestartup_script.py")
+    write(packs, "b_quick", NODE + "NODE_CLASS_MAPPINGS = {'quick': Node}\n")
+    custom_packs.run_prestartup_scripts()
+    load()
+    said = [line for line in caplog.messages if "has been loading for" in line]
+    assert len(said) == 2
+    assert str(packs / "a_slow" / "prestartup_script.py") in said[0]
+    assert said[1].startswith(f"{packs / 'a_slow'} has")
+
+
 def test_titles_that_are_no_text_are_left_out(packs: Path) -> None:
     titles = 'NODE_DISPLAY_NAME_MAPPINGS = {"a": None, "b": "B", "c": 3}'
     nodes = 'NODE_CLASS_MAPPINGS = {"a": Node, "b": Node, "c": Node}'
@@ -189,7 +205,6 @@ def test_a_pack_with_browser_files_only_counts_as_loaded(packs: Path) -> None:
 
 
 def test_a_project_file_may_name_the_web_folder(packs: Path) -> None:
-    pytest.importorskip("tomllib")
     write(packs, "pack", "NODE_CLASS_MAPPINGS = {}\n")
     settings = '[project]\nname = "nice-name"\n[tool.comfy]\nweb = "browser"\n'
     write(packs, "pack", settings, "pyproject.toml")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,28 @@ def test_a_queue_that_cannot_be_kept_is_named(tmp_path: Path) -> None:
     said = refusal("--base-directory", str(tmp_path), "--port", str(free_port()))
     assert f"the queue cannot be kept in {folder / 'queue.sqlite'}" in said
     assert "--user-directory" in said
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends the signal that Ctrl-C gives elsewhere")
+def test_ctrl_c_ends_a_server_whose_pack_never_ends_loading(tmp_path: Path) -> None:
+    pack = tmp_path / "custom_nodes" / "hangs"
+    pack.mkdir(parents=True)
+    begun = tmp_path / "begun"
+    (pack / "__init__.py").write_text(f"open({str(begun)!r}, 'w').close()\nwhile True: pass\n")
+    options = ["--cpu", "--base-directory", str(tmp_path), "--port", str(free_port())]
+    command = [sys.executable, str(REPOSITORY / "main.py"), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not begun.exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            server.send_signal(signal.SIGINT)
+            said = server.communicate(timeout=START_TIMEOUT_S)[1]
+        finally:
+            server.kill()
+    assert "stopped while packs were loading" in said
+    assert "Traceback" not in said
+    assert server.returncode == 1
 
 
 def run_py(venv: Path | str, code: str) -> subprocess.CompletedProcess[str]:
