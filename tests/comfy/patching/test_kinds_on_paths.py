@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from comfy import ops
 from comfy.patching.dynamic import ModelPatcherDynamic
+from comfy.patching.hook_group import HookGroup
+from comfy.patching.hooks import EnumWeightTarget, WeightHook, create_target_dict
 from comfy.patching.patcher import ModelPatcher
 from comfy.weights.adapters import ADAPTERS
 from comfy.weights.arithmetic import calculate_weight
+from comfy.weights.assign import assign_weights
 from comfy.weights.lora import load_lora
 from tests.comfy.patching.test_residency_of_one_model import on_cpu, run
+from tests.comfy.weights.test_encodings import coded
 from tests.support.accelerator import CPU, Network, assert_untouched, bytes_of, snapshot
 
 KEYS = ("embed.weight", "conv.weight", "blocks.0.up.weight", "blocks.1.down.weight", "out.weight")
@@ -156,3 +160,64 @@ def test_a_file_in_a_narrow_type_means_the_values_it_holds(kind: str, dtype: tor
         )
         assert torch.allclose(shown, wanted, atol=1e-6)
         assert not torch.equal(wanted, weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_coded_weights_give_the_same_streamed_and_resident(accelerator: Any, kind: str) -> None:
+    device = torch.device(f"{accelerator.NAME}:0")
+    net = nn.Sequential(*(ops.disable_weight_init.Linear(16, 16, device="meta") for _ in range(2)))
+    tensors = {f"{n}.weight": rand(16, 16) + n for n in range(2)}
+    tensors |= {f"{n}.bias": rand(16) for n in range(2)}
+    assign_weights(net, coded(tensors, "per layer", prefix="")[0])
+    before = {k: v.flatten().view(torch.uint8).clone() for k, v in net.state_dict().items()}
+    patches = load_lora(
+        {f"x.{name}": t for name, t in tensors_of(kind, (16, 16)).items()}, {"x": "1.weight"}
+    )
+    x, shown = rand(3, 16).to(device), []
+    for patcher_class in (ModelPatcher, ModelPatcherDynamic):
+        for budget in (0, 1):
+            patcher = patcher_class(net, device, CPU)
+            patcher.add_patches(patches, 0.5)
+            patcher.patch_model(device, budget)
+            with torch.inference_mode():
+                shown.append(net(x).cpu())
+            patcher.detach()
+    assert all(torch.equal(out, shown[0]) for out in shown)
+    decoded = [layer.decode_weight(layer.weight, torch.float32) for layer in net]
+    exact = calculate_weight(
+        [(0.5, patches["1.weight"], 1.0, None, None)], decoded[1].clone(), "1.weight"
+    )
+    with torch.inference_mode():
+        first = torch.nn.functional.linear(x.cpu(), decoded[0], net[0].bias)
+        wanted = torch.nn.functional.linear(first, exact, net[1].bias)
+        plain = torch.nn.functional.linear(first, decoded[1], net[1].bias)
+    assert (shown[0] - wanted).norm() < 0.1 * (wanted - plain).norm() + 0.05 * wanted.norm()
+    for key, value in net.state_dict().items():
+        assert torch.equal(value.flatten().view(torch.uint8), before[key]), key
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hook_shows_what_a_patch_would_and_hides_it_again(
+    accelerator: Any, kind: str, dtype: torch.dtype
+) -> None:
+    model = Network(dtype=dtype, operations=ops.manual_cast)
+    model.scale.data = torch.ones(1)
+    patches, before = patches_for(model, kind), snapshot(model)
+    plain, want = on_cpu(model), on_cpu(model, patches)
+    device = torch.device(f"{accelerator.NAME}:0")
+    hook = WeightHook(strength_model=1.0)
+    hook.weights, hook.need_weight_init = patches, False
+    group = HookGroup()
+    group.add(hook)
+    for budget in (0, int(bytes_of(model) * 0.3)):
+        patcher = ModelPatcher(model, device, CPU)
+        patcher.patch_model(device, budget)
+        patcher.register_all_hook_patches(group, create_target_dict(EnumWeightTarget.Model), {})
+        for hooks, expected in ((group, want), (None, plain), (group, want)):
+            with torch.inference_mode():
+                patcher.apply_hooks(hooks=hooks)
+            assert torch.equal(run(model, accelerator), expected), budget
+        patcher.cleanup()
+        patcher.detach()
+        assert_untouched(model, before)
