@@ -55,6 +55,7 @@ from comfy.families.wan import (
     WAN21_Camera,
     WAN21_FunControl2V,
     WAN21_Vace,
+    WAN22_Animate,
     WAN22_Camera,
 )
 from comfy.public import write_through

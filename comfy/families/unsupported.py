@@ -32,7 +32,6 @@ NETWORKS: Marks = (
         "Wan 2.2 S2V, video from speech",
     ),
     (("head.modulation", "audio_proj.audio_proj_glob_1.layer.bias"), "HuMo, of the Wan family"),
-    (("head.modulation", "face_adapter.fuser_blocks.0.k_norm.weight"), "Wan 2.2 Animate"),
     (("head.modulation",), "Wan, of a kind with other inputs"),
     (("t_embedder.mlp.2.weight",), "Hunyuan3D 2.1"),
     (("txt_norm.weight",), "Qwen-Image"),

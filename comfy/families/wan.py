@@ -99,3 +99,10 @@ class WAN22_Camera(WAN21_T2V):
     unet_config = {"image_model": "wan2.1", "model_type": "camera_2.2", "in_dim": 36}
     base_model = wan_model.WAN21_Camera
     image_to_video = True
+
+
+class WAN22_Animate(WAN21_T2V):
+    """Wan 2.2 Animate."""
+
+    unet_config = {"image_model": "wan2.1", "model_type": "animate"}
+    base_model = wan_model.WAN22_Animate

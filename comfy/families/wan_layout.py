@@ -23,6 +23,33 @@ IMAGE, CAMERA = "img_emb.proj.0.bias", "control_adapter.conv.weight"
 PIXELS_OF_CELL = 64  # rays are given for each pixel
 
 
+USUAL_ANIMATE = {
+    "motion_widths": [32, 64, 128, 256, 512, 512, 512, 512],
+    "style_dim": 512,
+    "motion_dim": 20,
+    "motion_depth": 5,
+    "face_hidden": 1024,
+    "face_heads": 4,
+}
+
+
+def _animate_sizes(shapes: Shapes) -> dict[str, Any]:
+    """Sizes of the encoders of a face."""
+    convs = "motion_encoder.enc.net_app.convs."
+    count = shapes.count(convs)  # one before and one behind the halvings
+    halvings = [shapes[f"{convs}{n}.skip.1.weight"][0] for n in range(1, count - 1)]
+    style, motions = shapes["motion_encoder.dec.direction.weight"]
+    hidden = shapes["face_encoder.conv2.conv.weight"][0]
+    return {
+        "motion_widths": [shapes[f"{convs}0.0.weight"][0], *halvings],
+        "style_dim": style,
+        "motion_dim": motions,
+        "motion_depth": shapes.count("motion_encoder.enc.fc."),
+        "face_hidden": hidden,
+        "face_heads": shapes["face_encoder.conv1_local.conv.weight"][0] // hidden,
+    }
+
+
 def kind_of(shapes: Shapes) -> str:
     """What the network is shown beside text."""
     if "vace_patch_embedding.weight" in shapes:
@@ -70,6 +97,9 @@ def read_wan_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict[
         config["flf_pos_embed_token_number"] = shapes["img_emb.emb_pos"][1]
     if "ref_conv.weight" in shapes:
         config["in_dim_ref_conv"] = shapes["ref_conv.weight"][1]
+    if kind == "animate":
+        sizes = _animate_sizes(shapes)
+        config.update({n: size for n, size in sizes.items() if size != USUAL_ANIMATE[n]})
     if CAMERA in shapes:
         config["in_dim_control_adapter"] = shapes[CAMERA][1] // PIXELS_OF_CELL
     return config

@@ -14,6 +14,7 @@ from comfy.families.family import ModelFamily
 from comfy.families.model_type import ModelType
 from comfy.families.references import shown_latents
 from comfy.ldm.wan.model import VaceWanModel, WanModel
+from comfy.ldm.wan.model_animate import AnimateWanModel
 
 MASK_CHANNELS = 4  # frames that share a latent frame
 VACE_FRAME_CHANNELS, VACE_MASK_CHANNELS = 32, 64
@@ -136,6 +137,30 @@ class WAN21_Vace(WAN21):
         made["vace_context"] = conds.CONDRegular(torch.stack(joined, dim=1))
         strengths = kwargs.get("vace_strength", [1.0] * len(joined))
         made["vace_strength"] = conds.CONDConstant(strengths)
+        return made
+
+
+class WAN22_Animate(WAN21):
+    """Poses and pictures of a face."""
+
+    def __init__(
+        self,
+        model_config: ModelFamily,
+        model_type: ModelType | None = ModelType.FLOW,
+        image_to_video: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        network = AnimateWanModel
+        super().__init__(model_config, model_type, image_to_video, device, unet_model=network)
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        """Poses and pictures, too."""
+        made = super().extra_conds(**kwargs)
+        poses, face = kwargs.get("pose_video_latent"), kwargs.get("face_video_pixels")
+        if poses is not None:
+            made["pose_latents"] = conds.CONDRegular(self.process_latent_in(poses))
+        if face is not None:
+            made["face_pixel_values"] = conds.CONDRegular(face)
         return made
 
 

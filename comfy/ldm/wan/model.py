@@ -216,7 +216,7 @@ class WanModel(nn.Module):
         **kwargs: Any,
     ) -> Tensor:
         """The blocks over a whole number of patches; gives a latent of that size."""
-        grid, tokens = self._patches(x, kwargs.get("camera_conditions"))
+        grid, tokens = self._patches(x, kwargs)
         e = self._time(t, tokens)
         shared = {
             "e": self.time_projection(e).unflatten(2, (6, self.dim)),
@@ -231,12 +231,14 @@ class WanModel(nn.Module):
             seen = seen.expand(tokens.shape[0], -1, -1)
             tokens, before = torch.cat([seen, tokens], dim=1), seen.shape[1]
         context = self._context(context, clip_fea)
-        tokens = self._run_blocks(tokens, context, shared, **kwargs)
+        tokens = self._run_blocks(tokens, context, shared, grid=grid, **kwargs)
         return self.unpatchify(self.head(tokens, e)[:, before:], grid)
 
-    def _patches(self, x: Tensor, rays: Tensor | None) -> tuple[Sequence[int], Tensor]:
-        """How many patches there are along each axis, and their tokens ``[B, L, D]``."""
+    def _patches(self, x: Tensor, given: Options) -> tuple[Sequence[int], Tensor]:
+        """How many patches there are along each axis, and their tokens ``[B, L, D]``, with what is
+        given beside the latent."""
         patches = self.patch_embedding(x)
+        rays = given.get("camera_conditions")
         if self.control_adapter is not None and rays is not None:
             patches = patches + self.control_adapter(rays).to(patches)
         return patches.shape[2:], patches.flatten(2).transpose(1, 2)

@@ -36,6 +36,10 @@ WAN: Rules = (
     (r"^condition_embedder_image_embedder_ff_net_0_proj$", "img_emb_proj_1"),
     (r"^condition_embedder_image_embedder_ff_net_2$", "img_emb_proj_3"),
     (r"^proj_out$", "head_head"),
+    (r"^(face_adapter)_(\d+)_to_q$", r"\1_fuser_blocks_\2_linear1_q"),
+    (r"^(face_adapter)_(\d+)_to_k$", r"\1_fuser_blocks_\2_linear1_kv@0"),
+    (r"^(face_adapter)_(\d+)_to_v$", r"\1_fuser_blocks_\2_linear1_kv@-1"),
+    (r"^(face_adapter)_(\d+)_to_out$", r"\1_fuser_blocks_\2_linear2"),
 )
 
 FLUX: Rules = (
