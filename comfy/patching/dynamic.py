@@ -199,18 +199,16 @@ class ModelPatcherDynamic(ModelPatcher):
         if self.residence.device is None or self.residence.device.type == "cpu":
             super()._make_streamed(entry, force_patch, pin)  # nothing arrives where weights rest
             return
-        if entry.name in self.residence.streaming:
-            self.residence.stop_streaming(entry.name, entry.module)  # another view's functions
-        else:
-            self.residence.release(entry.name, entry.module)
+        self.residence.release(entry.name, entry.module)  # also what another view attached
         plan = self.residence.open_plan(self.residence.device, KeepingPlan)
         assert isinstance(plan, KeepingPlan)
         self._leave_device(entry)
         patches = self._layer_patches(entry)
-        if force_patch:
+        if force_patch:  # to be read where they rest, as by saving: nothing is left to do later
             plan.drop(id(entry.module))
+            patches = LayerPatches(entry.name, (None, None), ((), ()))
         plan.set_patches(entry.module, patches)
-        self._patch_at_rest(entry, everything=False)
+        self._patch_at_rest(entry, everything=force_patch)
         self._attach_functions(entry, streamed=True, patched=False)
         settings = {"stream_plan": plan, "patched_on_arrival": any(patches.shown)}
         self.residence.stream(entry.name, entry.module, settings)

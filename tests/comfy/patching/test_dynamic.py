@@ -185,3 +185,26 @@ def test_the_core_patcher_is_a_start_up_choice() -> None:
         with simulated(dynamic_residency=choice):
             assert core_patcher_class() is expected
             assert comfy.model_patcher.CoreModelPatcher is expected
+
+
+@pytest.mark.parametrize("budget", [0, 4000, 1])
+def test_forced_patches_are_read_in_the_weights_and_applied_once(
+    accelerator: Any, budget: int
+) -> None:
+    device = torch.device(f"{accelerator.NAME}:0")
+    model = Network(16, 2, ops.manual_cast)
+    before, plain = snapshot(model), {k: t.clone() for k, t in model.state_dict().items()}
+    view = ModelPatcherDynamic(model, device, CPU)
+    view.add_patches({"blocks.0.up.weight": (torch.ones(32, 16),), "out.bias": (torch.ones(4),)})
+    x, tokens = torch.ones(1, 4, 4, 4, device=device), torch.tensor([2], device=device)
+    outputs = []
+    for force in (False, True, False, True):
+        view.patch_model(device, budget, force_patch_weights=force)
+        outputs.append(model(x, tokens).cpu())
+        if force:
+            for key, weight in view.model_state_dict().items():
+                want = plain[key] + (1 if key in view.patches else 0)
+                assert torch.equal(weight.cpu(), want), key
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    view.detach()
+    assert_untouched(model, before)
