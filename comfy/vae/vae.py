@@ -14,6 +14,7 @@ from comfy.devices import memory, placement, precision, residency
 from comfy.patching.patcher import ModelPatcher
 from comfy.vae import unsupported
 from comfy.vae.cascade_kinds import in_place_of_both
+from comfy.vae.finite import cause_of, check_latent, is_finite
 from comfy.vae.kinds import custom_spec, detect_autoencoder
 from comfy.vae.spec import AutoencoderSpec
 from comfy.vae.tiled import TiledCoding
@@ -33,10 +34,6 @@ ESTIMATE_TO_TRUTH = 3.0
 logger = logging.getLogger(__name__)
 
 StateDict = Mapping[str, Tensor]
-
-
-class NotFiniteError(ValueError):
-    """A latent or picture holds NaN or infinite values."""
 
 
 class VAE(TiledCoding):
@@ -336,25 +333,28 @@ class VAE(TiledCoding):
 
         def decode(part: Tensor) -> Tensor:
             interrupt.throw_exception_if_processing_interrupted()
-            out = self.first_stage_model.decode(self._run(part), **options)
-            out = out.to(self.output_device).float()
-            if not _is_finite(out):
-                out = self._decode_again(part, options)
-            return out
+            out = self._decode_once(part, options)
+            return out if is_finite(out) else self._decode_again(part, options)
 
         return decode
 
+    def _decode_once(self, part: Tensor, options: Mapping[str, Any]) -> Tensor:
+        out: Tensor = self.first_stage_model.decode(self._run(part), **options)
+        return out.to(self.output_device).float()
+
     def _decode_again(self, part: Tensor, options: Mapping[str, Any]) -> Tensor:
         """Once more in float32, when a lower precision may be what gave NaN."""
-        if not _is_finite(part):
-            raise NotFiniteError(
-                "the latent to decode holds NaN or infinite values: sampling went wrong before "
-                "(too high a cfg or weight, a half-precision overflow, or a damaged model)"
-            )
-        if self.vae_dtype == torch.float32:
-            raise NotFiniteError(
-                "decoding gave NaN in float32: the VAE file is damaged or belongs to another model"
-            )
+        check_latent(part)
+        if self.vae_dtype != torch.float32:
+            self._widen()
+            self._load(self.memory_used_decode(part.shape, self.vae_dtype))
+            out = self._decode_once(part, options)
+            if is_finite(out):
+                return out
+        raise cause_of(part, lambda latent: self._decode_once(latent, options))
+
+    def _widen(self) -> None:
+        """Compute in float32 from now on, and say so."""
         progress.warn(
             logger, "Decoding in %s gave NaN; decoding in float32 from now on", self.vae_dtype
         )
@@ -362,12 +362,6 @@ class VAE(TiledCoding):
         self.patcher.detach()  # what rests is widened, so that the next load brings it so
         self.first_stage_model.to(torch.float32)
         self.patcher.size, self.size = 0, None
-        self._load(self.memory_used_decode(part.shape, self.vae_dtype))
-        out = self.first_stage_model.decode(self._run(part), **options)
-        out = out.to(self.output_device).float()
-        if not _is_finite(out):
-            raise NotFiniteError("decoding gave NaN in float32 too: the VAE file is damaged")
-        return out
 
     def _encoder(self) -> Callable[[Tensor], Tensor]:
         """Pictures to latents, float32 on the output device."""
@@ -411,10 +405,6 @@ def _video_overlap(overlap: int | None, overlap_t: int | None) -> tuple[int, int
     """Overlap along time, height and width."""
     space = 8 if overlap is None else overlap
     return (1 if overlap_t is None else max(1, overlap_t), space, space)
-
-
-def _is_finite(x: Tensor) -> bool:
-    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
 
 
 def _in_batches(x: Tensor, size: int, run: Callable[[Tensor], Tensor]) -> Tensor:

@@ -95,3 +95,20 @@ def test_what_is_broken_in_any_precision_fails_with_its_cause(
     assert kind == "execution_error"
     assert error["node_id"] == "6"
     assert "the VAE file is damaged" in error["exception_message"]
+
+
+@pytest.mark.parametrize("node", ["VAEDecode", "VAEDecodeTiled"])
+def test_a_latent_far_too_large_is_the_cause_and_not_the_file(
+    node: str, server: ServerProcess
+) -> None:
+    prompt = decoded_by(None, node)
+    source = prompt["6"]["inputs"]["samples"]
+    for power in range(30):  # a node takes no factor above 10
+        multiplied = {"samples": source, "multiplier": 10.0}
+        prompt[f"x{power}"] = {"class_type": "LatentMultiply", "inputs": multiplied}
+        source = [f"x{power}", 0]
+    prompt["6"]["inputs"]["samples"] = source
+    entry = server.run(prompt)
+    kind, error = entry["status"]["messages"][-1]
+    assert kind == "execution_error"
+    assert "the latent is too large" in error["exception_message"]

@@ -11,8 +11,9 @@ import torch
 
 from comfy.devices import residency
 from comfy.ldm.taesd.model import TAESD
+from comfy.vae.finite import NotFiniteError
 from comfy.vae.kinds import detect_autoencoder
-from comfy.vae.vae import VAE, NotFiniteError
+from comfy.vae.vae import VAE
 from comfy.weights.fill import IncompleteWeightsError
 from comfy_nodes.vae import VAEEncodeTiled
 from tests.support.golden_nets import GoldenNet, assert_close_to_golden, read_golden_net
@@ -82,6 +83,29 @@ def test_nan_in_the_latent_is_named_as_the_cause(vae: VAE, recorded: GoldenNet) 
     z[0, 0, 0, 0] = float("nan")
     with pytest.raises(NotFiniteError, match="latent"):
         vae.decode(z)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("size", "cause"), [(1e30, r"reach 1e\+30, .* below 100"), (0, "zeros too")]
+)
+def test_what_gave_nan_is_found_out(weights, recorded: GoldenNet, size, cause, dtype) -> None:
+    broken = {k: v * (float("nan") if size == 0 else 1.0) for k, v in weights.items()}
+    vae = VAE(sd=broken, dtype=dtype)
+    with pytest.raises(NotFiniteError, match=cause):
+        vae.decode(recorded.inputs["z"].sign() * (size or 1.0))
+
+
+@torch.inference_mode()
+def test_a_file_damaged_in_part_is_told_from_a_large_latent(weights, recorded: GoldenNet) -> None:
+    vae = VAE(sd=weights, dtype=torch.float32)
+    first = vae.first_stage_model.decoder.conv_in
+    first.weight.data *= 1e38
+    first.bias.data.zero_()
+    vae.first_stage_model.post_quant_conv.bias.data.zero_()
+    with pytest.raises(NotFiniteError, match=r"usual size.*damaged in part"):
+        vae.decode(recorded.inputs["z"])
 
 
 @torch.inference_mode()
