@@ -65,6 +65,16 @@ class CONDRegular:
         return list(self.cond.size())
 
 
+class CONDFrames(CONDRegular):
+    """A tensor [B, T, ...] with a part for each of T frames of the latent.
+
+    Attributes:
+        frame_axis: The axis of the frames, along which windows over a video cut it.
+    """
+
+    frame_axis = 1
+
+
 class CONDNoiseShape(CONDRegular):
     """A tensor with the latent's axes, cut to the entry's area."""
 

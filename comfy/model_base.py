@@ -38,7 +38,14 @@ from comfy.families.qwen_image import QwenImageModel as QwenImage
 from comfy.families.sd15_model import SD15_instructpix2pix
 from comfy.families.sdxl_model import SDXL, SDXL_instructpix2pix, SDXLRefiner, sdxl_pooled
 from comfy.families.stable_audio import StableAudioModel as StableAudio1
-from comfy.families.wan_model import WAN21, WAN22, WAN21_Camera, WAN21_Vace, WAN22_Animate
+from comfy.families.wan_model import (
+    WAN21,
+    WAN22,
+    WAN21_Camera,
+    WAN21_HuMo,
+    WAN21_Vace,
+    WAN22_Animate,
+)
 from comfy.public import write_through
 
 write_through(__name__)

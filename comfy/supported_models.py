@@ -54,6 +54,7 @@ from comfy.families.wan import (
     WAN22_T2V,
     WAN21_Camera,
     WAN21_FunControl2V,
+    WAN21_HuMo,
     WAN21_Vace,
     WAN22_Animate,
     WAN22_Camera,

@@ -31,7 +31,6 @@ NETWORKS: Marks = (
         ("head.modulation", "casual_audio_encoder.encoder.final_linear.weight"),
         "Wan 2.2 S2V, video from speech",
     ),
-    (("head.modulation", "audio_proj.audio_proj_glob_1.layer.bias"), "HuMo, of the Wan family"),
     (("head.modulation",), "Wan, of a kind with other inputs"),
     (("t_embedder.mlp.2.weight",), "Hunyuan3D 2.1"),
     (("txt_norm.weight",), "Qwen-Image"),

@@ -101,6 +101,14 @@ class WAN22_Camera(WAN21_T2V):
     image_to_video = True
 
 
+class WAN21_HuMo(WAN21_T2V):
+    """HuMo."""
+
+    unet_config = {"image_model": "wan2.1", "model_type": "humo"}
+    base_model = wan_model.WAN21_HuMo
+    image_to_video = True
+
+
 class WAN22_Animate(WAN21_T2V):
     """Wan 2.2 Animate."""
 

@@ -31,6 +31,19 @@ USUAL_ANIMATE = {
     "face_hidden": 1024,
     "face_heads": 4,
 }
+USUAL_HUMO = {"audio_in": 51200, "audio_hidden": 512, "audio_width": 1536, "audio_tokens": 16}
+
+
+def _humo_sizes(shapes: Shapes) -> dict[str, Any]:
+    """Sizes of the projection of sound."""
+    hidden, audio_in = shapes["audio_proj.audio_proj_glob_1.layer.weight"]
+    width = shapes["audio_proj.audio_proj_glob_norm.layer.weight"][0]
+    return {
+        "audio_in": audio_in,
+        "audio_hidden": hidden,
+        "audio_width": width,
+        "audio_tokens": shapes["audio_proj.audio_proj_glob_3.layer.weight"][0] // width,
+    }
 
 
 def _animate_sizes(shapes: Shapes) -> dict[str, Any]:
@@ -100,6 +113,9 @@ def read_wan_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict[
     if kind == "animate":
         sizes = _animate_sizes(shapes)
         config.update({n: size for n, size in sizes.items() if size != USUAL_ANIMATE[n]})
+    if kind == "humo":
+        sizes = _humo_sizes(shapes)
+        config.update({n: size for n, size in sizes.items() if size != USUAL_HUMO[n]})
     if CAMERA in shapes:
         config["in_dim_control_adapter"] = shapes[CAMERA][1] // PIXELS_OF_CELL
     return config

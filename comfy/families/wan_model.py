@@ -15,6 +15,7 @@ from comfy.families.model_type import ModelType
 from comfy.families.references import shown_latents
 from comfy.ldm.wan.model import VaceWanModel, WanModel
 from comfy.ldm.wan.model_animate import AnimateWanModel
+from comfy.ldm.wan.model_humo import HumoWanModel, with_silence
 
 MASK_CHANNELS = 4  # frames that share a latent frame
 VACE_FRAME_CHANNELS, VACE_MASK_CHANNELS = 32, 64
@@ -162,6 +163,45 @@ class WAN22_Animate(WAN21):
         if face is not None:
             made["face_pixel_values"] = conds.CONDRegular(face)
         return made
+
+
+class WAN21_HuMo(WAN21):
+    """A picture behind the video, and sound."""
+
+    def __init__(
+        self,
+        model_config: ModelFamily,
+        model_type: ModelType | None = ModelType.FLOW,
+        image_to_video: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        network = HumoWanModel
+        super().__init__(model_config, model_type, image_to_video, device, unet_model=network)
+        self.memory_usage_factor_conds = ("reference_latent",)
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        """The picture [B, C, R, H, W] with all channels of the input, and sound, too.
+
+        Where the network knows frames by a mask and by channels beside the latent, the picture is
+        known, and it stands in the latent as well.
+        """
+        made = super().extra_conds(**kwargs)
+        heard, references = kwargs.get("audio_embed"), kwargs.get("reference_latents")
+        if heard is not None:
+            frames = kwargs["noise"].shape[2]
+            made["audio_embed"] = conds.CONDFrames(with_silence(heard, frames))
+        if references is not None:
+            shown = shown_latents(self, references[-1:])[0]
+            if "c_concat" in made:
+                known = torch.ones_like(shown[:, :MASK_CHANNELS])
+                shown = torch.cat([shown, known, shown], dim=1)
+            made["reference_latent"] = conds.CONDRegular(shown)
+        return made
+
+    def extra_conds_shapes(self, **kwargs: Any) -> dict[str, list[int]]:
+        """The picture weighs like a frame."""
+        references = kwargs.get("reference_latents")
+        return {} if references is None else {"reference_latent": list(references[-1].shape)}
 
 
 class WAN21_Camera(WAN21):

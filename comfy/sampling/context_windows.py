@@ -162,7 +162,7 @@ class IndexListContextHandler:
         tensor = getattr(value, "cond", value)
         if not torch.is_tensor(tensor):
             return value
-        axis = window_parts.frame_axis(tensor, x_in, self.dim)
+        axis = window_parts.frame_axis(tensor, x_in, self.dim, getattr(value, "frame_axis", None))
         if axis is None:
             return value
         part = window.get_tensor(tensor, x_in.device, axis, self.cond_retain_index_list)

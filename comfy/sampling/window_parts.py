@@ -17,16 +17,19 @@ from comfy import resize
 
 CHANNELS = 1  # axis that every window needs whole
 PICTURE_AXES = 4  # of latents of pictures; what has fewer axes beside them is text
-BATCH = 0
+BATCH, TIME = 0, 2
 
 
-def frame_axis(tensor: Tensor, x_in: Tensor, dim: int) -> int | None:
+def frame_axis(tensor: Tensor, x_in: Tensor, dim: int, known: int | None = None) -> int | None:
     """Axis along which a network input has a frame for each of the latent's; None without one.
 
     Args:
         dim: Axis of the latent x_in that is divided. An input of one axis more holds several, one
             beside another, after the batch.
+        known: The axis of the input's frames, where the input tells.
     """
+    if known is not None:
+        return known if dim == TIME and tensor.size(known) == x_in.size(dim) else None
     if tensor.ndim < min(x_in.ndim, PICTURE_AXES) and dim > CHANNELS:
         return None  # a text may have as many tokens or channels by chance
     axis = dim + (tensor.ndim > x_in.ndim and dim > BATCH)

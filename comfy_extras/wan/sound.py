@@ -23,6 +23,7 @@ from comfy_extras.video_frames import (
     cells_of,
     encoded_frames,
     frames_at,
+    padded_frames,
     with_values,
 )
 from comfy_extras.wan.common import (
@@ -286,8 +287,11 @@ class WanHuMoImageToVideo(io.ComfyNode):
             heard = torch.zeros(shape, device=latent.device)
         else:
             heard = windows(humo_states(audio_encoder_output), length)[None]
+        # What the network finds beside frames of which nothing is known.
+        unknown = encoded_frames(vae, padded_frames(None, width, height, length), CHANNELS)
         pair = []
         for one, scale in ((positive, 1.0), (negative, 0.0)):
             (one,) = appended({"reference_latents": [shown * scale]}, one)
-            pair += with_values({"audio_embed": heard * scale}, one)
+            values = {"audio_embed": heard * scale, "concat_latent_image": unknown}
+            pair += with_values(values, one)
         return io.NodeOutput(*pair, {"samples": latent})

@@ -170,6 +170,7 @@ class WanAttentionBlock(nn.Module):
         context: Tensor,
         context_img_len: int | None = None,
         transformer_options: Options | None = None,
+        **beside: Any,
     ) -> Tensor:
         """One layer over ``x [B, L, D]``.
 
@@ -177,14 +178,21 @@ class WanAttentionBlock(nn.Module):
             e: What time makes of the modulation ``[B, F, 6, D]``, for F stretches of time.
             freqs: Rotations of positions.
             context: Text tokens, behind ``context_img_len`` tokens of a picture.
+            **beside: What blocks of other kinds see.
         """
         mods = [per_token(part, x) for part in (self.modulation[:, None].to(e) + e).unbind(2)]
         options = transformer_options
         y = torch.addcmul(mods[0], self.norm1(x), 1 + mods[1])
         x = torch.addcmul(x, self.self_attn(y, freqs, options), mods[2])
-        x = x + self.cross_attn(self.norm3(x), context, context_img_len, options)
+        x = self.see(x, context, context_img_len, options, **beside)
         y = torch.addcmul(mods[3], self.norm2(x), 1 + mods[4])
         return torch.addcmul(x, self.ffn(y), mods[5])
+
+    def see(
+        self, x: Tensor, context: Tensor, image_length: int | None, options: Options | None
+    ) -> Tensor:
+        """Patches after they saw the context."""
+        return x + self.cross_attn(self.norm3(x), context, image_length, options)
 
 
 class VaceWanAttentionBlock(WanAttentionBlock):

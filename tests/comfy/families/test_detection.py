@@ -102,6 +102,7 @@ NOT_IN_THE_RECORD = {
         "Wan2.1 Fun Control 1.3B v1.1 (ref_conv)",
         "Wan2.1 VACE 14B",
         "Wan2.2 Animate 14B",
+        "HuMo 17B",
         "Wan2.2 TI2V 5B",
         "Qwen-Image",
         "Qwen-Image layered",
@@ -233,7 +234,6 @@ NAMES = {
     "Chroma Radiance": "Chroma Radiance",
     "NewBie": "NewBie",
     "Wan2.2 S2V 14B": "Wan 2.2 S2V, video from speech",
-    "HuMo 17B": "HuMo, of the Wan family",
 }
 
 
