@@ -30,6 +30,7 @@ DINO_MEAN, DINO_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DINO_MARK = "embeddings.patch_embeddings.projection.weight"
 FULL_SIZE, FULL_HEADS, CHANNELS_PER_HEAD = 1024, 16, 64
 OPENCLIP_PREFIX = "visual."
+STATES_AXES = 3
 ODD_SIZES = {(729, 14): 384}  # (places, patch) -> size, where patches do not cover the picture
 
 
@@ -45,6 +46,25 @@ class Output:
 
     def __setitem__(self, key: str, item: Any) -> None:
         setattr(self, key, item)
+
+
+def states_of(seen: Any, id: str) -> Tensor:
+    """The last states [B, places, width] of what an image encoder saw.
+
+    Args:
+        id: Name of the input that it came through.
+
+    Raises:
+        ValueError: It holds none.
+    """
+    states = getattr(seen, "last_hidden_state", None)
+    if not torch.is_tensor(states) or states.ndim != STATES_AXES:
+        found = f"a tensor {tuple(states.shape)}" if torch.is_tensor(states) else f"{states!r:.50}"
+        raise ValueError(
+            f"{id}: expected what an image encoder saw, with last_hidden_state [batch, places, "
+            f"width], found {found} in {type(seen).__name__}; connect CLIPVisionEncode"
+        )
+    return states
 
 
 def clip_preprocess(

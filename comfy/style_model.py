@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from comfy.clip_vision import states_of
 from comfy.ldm.flux.redux import ReduxImageEncoder
 from comfy.ldm.t2i_adapter.style import StyleAdapter
 from comfy.weights.contents import contents_in_words
@@ -30,8 +31,12 @@ class StyleModel:
 
     @torch.no_grad()
     def get_cond(self, input: Any) -> Tensor:
-        """Tokens [B, L, D] of a picture that an image encoder described."""
-        states = input.last_hidden_state.float()
+        """Tokens [B, L, D] of a picture that an image encoder described.
+
+        Raises:
+            ValueError: There are no states, or they are of another encoder.
+        """
+        states = states_of(input, "clip_vision_output").float()
         width = input_width(self.model)
         if states.shape[-1] != width:
             raise ValueError(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from comfy.clip_vision import states_of
 from comfy.devices import placement
 from comfy_api.latest import io
 from comfy_api.latest._util.geometry_types import VOXEL
@@ -64,7 +65,7 @@ class Hunyuan3Dv2Conditioning(io.ComfyNode):
 
     @classmethod
     def execute(cls, clip_vision_output: Any) -> io.NodeOutput:
-        return as_pair(clip_vision_output.last_hidden_state)
+        return as_pair(states_of(clip_vision_output, "clip_vision_output"))
 
     encode = execute
 
@@ -96,11 +97,11 @@ class Hunyuan3Dv2ConditioningMultiView(io.ComfyNode):
         given = [(n, one) for n, one in enumerate((front, left, back, right)) if one is not None]
         if not given:
             raise ValueError("front, left, back, right: expected at least one, found none")
-        states = [(n, one.last_hidden_state) for n, one in given]
+        states = [(n, states_of(one, SIDES[n])) for n, one in given]
         first = states[0][1]
         for n, one in states:
             sizes = [(*state.shape[:1], *state.shape[2:]) for state in (one, first)]
-            if sizes[0] != sizes[1] or one.ndim != 3:
+            if sizes[0] != sizes[1]:
                 raise ValueError(
                     f"{SIDES[n]}: expected as many pictures as {SIDES[states[0][0]]} has, seen by "
                     f"the same encoder, states {tuple(first.shape)}, found {tuple(one.shape)}"

@@ -250,9 +250,9 @@ class LatentBatchSeedBehavior(io.ComfyNode):
     @classmethod
     def execute(cls, samples: Latent, seed_behavior: str) -> io.NodeOutput:
         changed = dict(samples)
-        indices = changed.pop("batch_index", [0])
+        changed.pop("batch_index", None)
         if seed_behavior == "fixed":
-            changed["batch_index"] = [indices[0]] * samples["samples"].shape[0]
+            changed["batch_index"] = batch_indices(samples)[:1] * samples["samples"].shape[0]
         return io.NodeOutput(changed)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from comfy import resize
 from comfy.sampling.masks import SPATIAL_MODES
 from comfy_api.latest import ComfyExtension, io
-from comfy_nodes.latent_basics import CELL, Latent, noise_mask_of
+from comfy_nodes.latent_basics import CELL, Latent, batch_indices, noise_mask_of
 
 
 class LatentRebatch(io.ComfyNode):
@@ -53,7 +53,7 @@ def _single_latents(latents: list[Latent]) -> Iterator[Latent]:
         if mask is None:
             mask = _everything(samples)
         mask = resize.repeat_to_batch_size(mask, count)
-        indices = latent.get("batch_index") or range(first, first + count)
+        indices = batch_indices(latent, first)
         first += count
         for number, index in enumerate(indices):
             one = slice(number, number + 1)

@@ -201,7 +201,7 @@ class RepeatLatentBatch:
             whole = resize.repeat_to_batch_size(mask, tensor.shape[0])
             repeated["noise_mask"] = whole.repeat(amount, *[1] * (mask.ndim - 1))
         if "batch_index" in samples:
-            indices = samples["batch_index"]
+            indices = batch_indices(samples)
             shift = max(indices) - min(indices) + 1
             repeated["batch_index"] = [
                 index + shift * turn for turn in range(amount) for index in indices

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,9 +28,26 @@ def replaced(latent: Latent, samples: Tensor) -> Latent:
     return {**latent, "samples": samples}
 
 
-def batch_indices(latent: Latent) -> list[int]:
-    """Index of each item in the batch its noise is drawn for."""
-    return list(latent.get("batch_index") or range(latent["samples"].shape[0]))
+def batch_indices(latent: Latent, first: int = 0) -> list[int]:
+    """Index of each item in the batch its noise is drawn for.
+
+    Args:
+        first: Index of the first item of a latent that brings none.
+
+    Raises:
+        ValueError: They are no whole numbers in a row.
+    """
+    count = latent["samples"].shape[0]
+    given = latent.get("batch_index")
+    if given is None or (isinstance(given, Sized) and not len(given)):
+        return list(range(first, first + count))
+    indices = np.asarray(given)
+    if indices.ndim != 1 or not np.issubdtype(indices.dtype, np.integer):
+        raise ValueError(
+            f"batch_index: expected whole numbers from 0 on, one for each of the {count} latents "
+            f"of the batch, found {str(given)[:100]!r}; a node before this one put it there"
+        )
+    return [int(index) for index in indices]
 
 
 def noise_mask_of(latent: Latent, id: str) -> Tensor | None:

@@ -64,6 +64,8 @@ class StyleModelApply:
         Args:
             strength: Factor of the tokens ("multiply"), or of the attention they get
                 ("attn_bias").
+        Raises:
+            ValueError: The tokens are for another kind of model, or a mask does not fit the text.
         """
         tokens = style_model.get_cond(clip_vision_output).flatten(0, 1).unsqueeze(0)
         attention = 1.0
@@ -73,10 +75,16 @@ class StyleModelApply:
             attention = strength
         styled = []
         for text, options in conditioning:
+            if text.shape[-1] != tokens.shape[-1]:
+                raise ValueError(
+                    f"conditioning: expected texts of width {tokens.shape[-1]}, as this style "
+                    f"model's tokens have, found {tuple(text.shape)}; the two belong to different "
+                    "kinds of model"
+                )
             changed = dict(options)
             if attention != 1.0 or "attention_mask" in options:
                 mask = options.get("attention_mask")
-                size = options.get("attention_mask_img_shape", (1, 1))
+                size = options.get("attention_mask_img_shape") or (1, 1)
                 changed["attention_mask"] = extended_mask(
                     mask, text, tokens.shape[1], math.prod(size), attention
                 )
@@ -98,11 +106,20 @@ def extended_mask(
         added: Number of new tokens.
         picture: Number of picture tokens that the mask describes.
         attention: Factor of the attention that text and picture pay to the new tokens.
+
+    Raises:
+        ValueError: The mask describes other numbers of tokens.
     """
     batch, length = text.shape[:2]
     before = length + picture
     if mask is None:
         mask = torch.zeros(batch, before, before)
+    elif not torch.is_tensor(mask) or mask.shape[-2:] != (before, before):
+        found = tuple(mask.shape) if torch.is_tensor(mask) else type(mask).__name__
+        raise ValueError(
+            f"conditioning: expected an attention_mask of {before} rows and columns, {length} for "
+            f"the text and {picture} for the picture, found {found}; a node before this one made it"
+        )
     elif mask.dtype == torch.bool:
         mask = torch.log(mask.float())  # true: 0, false: minus infinity
     places = [*range(length), *range(length + added, before + added)]

@@ -11,6 +11,7 @@ from comfy import clip_vision
 from comfy.devices import placement
 from comfy.ldm.gligen.model import build_gligen
 from comfy.patching.patcher import ModelPatcher
+from comfy.sampling.options import is_gligen
 from comfy.weights.contents import contents_in_words
 from comfy.weights.errors import WeightFileError
 from comfy.weights.state_dict import load_torch_file
@@ -166,14 +167,29 @@ class GLIGENTextBoxApply:
         x: int,
         y: int,
     ) -> tuple[Conditioning]:
-        """The conditioning with one more box; sizes in pixels."""
+        """The conditioning with one more box; sizes in pixels.
+
+        Raises:
+            TypeError: There is no GLIGEN network, or what stands in its place is none.
+        """
+        if not hasattr(gligen_textbox_model, "model"):
+            found = "none" if gligen_textbox_model is None else type(gligen_textbox_model).__name__
+            raise TypeError(
+                f"gligen_textbox_model: expected a GLIGEN network, found {found}; load one with "
+                "GLIGENLoader"
+            )
         _, pooled = clip.encode_from_tokens(clip.tokenize(text), return_pooled="unprojected")
         cells = [size // PIXELS_PER_CELL for size in (height, width, y, x)]
         box = (pooled, *cells)
         added = []
         for cond, options in conditioning_to:
-            earlier = options["gligen"][2] if "gligen" in options else []
-            boxes = ("position", gligen_textbox_model, [*earlier, box])
+            earlier = options.get("gligen")
+            if earlier is not None and not is_gligen(earlier):
+                raise TypeError(
+                    "conditioning_to: expected one whose option 'gligen' is (kind, network, boxes),"
+                    f" found {str(earlier)[:100]!r}; a node before this one put it there"
+                )
+            boxes = ("position", gligen_textbox_model, [*(earlier[2] if earlier else ()), box])
             added.append([cond, {**options, "gligen": boxes}])
         return (added,)
 

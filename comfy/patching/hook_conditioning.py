@@ -21,9 +21,23 @@ def conditioning_set_values(conditioning: Conditioning, values: dict[str, Any]) 
     for tensor, options in conditioning:
         changed = {**options, **values}
         if values.get("hooks") is not None and options.get("hooks") is not None:
-            changed["hooks"] = HookGroup.combine_all_hooks([options["hooks"], values["hooks"]])
+            changed["hooks"] = _after(options["hooks"], values["hooks"])
         out.append([tensor, changed])
     return out
+
+
+def _after(earlier: Any, hooks: HookGroup) -> HookGroup | None:
+    """The hooks that an entry has and those that are added.
+
+    Raises:
+        TypeError: What it has are no hooks.
+    """
+    if not hasattr(earlier, "clone_and_combine"):
+        raise TypeError(
+            "conditioning: expected a group of hooks as its option 'hooks', found "
+            f"{str(earlier)[:100]!r}; a node before this one put it there"
+        )
+    return HookGroup.combine_all_hooks([earlier, hooks])
 
 
 conditioning_set_values_with_hooks = conditioning_set_values

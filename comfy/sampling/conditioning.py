@@ -19,6 +19,7 @@ from torch import Tensor
 
 from comfy import resize
 from comfy.sampling import masks
+from comfy.sampling.options import check_options
 
 CondList = list[dict[str, Any]]
 
@@ -31,36 +32,13 @@ def convert_cond(cond: Sequence[Any]) -> CondList:
     entries: CondList = []
     for context, options in cond:
         entry = dict(options)
-        _check_options(entry)
+        check_options(entry)
         if context is not None:
             entry["cross_attn"] = context
         entry["model_conds"] = dict(entry.get("model_conds", {}))
         entry["uuid"] = uuid.uuid4()
         entries.append(entry)
     return entries
-
-
-# Options of conditioning that the run itself looks into -> what they are, and what these have.
-OPTIONS = {
-    "control": ("a control network", "get_control"),
-    "hooks": ("a group of hooks", "hooks"),
-    "mask": ("a mask [batch, height, width]", "ndim"),
-}
-
-
-def _check_options(entry: dict[str, Any]) -> None:
-    """Refuse what a custom node put under the name of something else.
-
-    Raises:
-        TypeError: An option is not of its kind.
-    """
-    for option, (kind, attribute) in OPTIONS.items():
-        value = entry.get(option)
-        if value is not None and not hasattr(value, attribute):
-            raise TypeError(
-                f"conditioning: expected {kind} as its option {option!r}, found a "
-                f"{type(value).__name__}; a node before this one put it there"
-            )
 
 
 def _is_number(value: Any) -> bool:

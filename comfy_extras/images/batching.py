@@ -11,6 +11,7 @@ import node_helpers
 from comfy_api.latest import io
 from comfy_extras.nodes_latent import join_latents
 from comfy_nodes.image import resized
+from comfy_nodes.picture_basics import masks_of
 
 LARGEST_BATCH_INPUTS = 50
 
@@ -67,7 +68,7 @@ class BatchMasksNode(io.ComfyNode):
 
     @classmethod
     def execute(cls, masks: dict[str, Tensor]) -> io.NodeOutput:
-        flat = [mask.reshape(-1, *mask.shape[-2:], 1) for mask in masks.values()]
+        flat = [masks_of(mask)[..., None].float() for mask in masks.values()]
         return io.NodeOutput(_batch(flat).squeeze(-1))
 
 

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,11 @@ import nodes
 from comfy import hooks, loading
 from comfy.clip_vision import Output
 from comfy.devices.report import free_after_oom
+from comfy.ldm.flux.redux import ReduxImageEncoder
+from comfy.ldm.gligen.model import GatedSelfAttentionDense, Gligen, PositionNet
+from comfy.patching.patcher import ModelPatcher
 from comfy.sampling import guidance, samplers
+from comfy.style_model import StyleModel
 from comfy_execution.executor import PromptExecutor
 from comfy_execution.options import ExecutorOptions
 from comfy_execution.registry import NodeRegistry
@@ -45,6 +50,13 @@ def entry(*shape: int, **options: Any) -> Any:
 
 def samples(*shape: int, **others: Any) -> dict[str, Any]:
     return {"samples": rand(shape), **others}
+
+
+def described(*shape: int | None) -> Output:
+    """What an image encoder saw, with states of another shape."""
+    made = Output()
+    made.last_hidden_state = None if shape == (None,) else rand(shape)  # type: ignore[arg-type]
+    return made
 
 
 def sound(*shape: int, rate: Any = 44100) -> dict[str, Any]:
@@ -71,12 +83,18 @@ ODD: dict[str, list[Any]] = {
         samples(1, 4, 1, 1), samples(3, 4, 5, 9), {"samples": torch.full((1, 4, 8, 8), NAN)}, {},
         {"samples": None}, None, rand(1, 4, 8, 8), samples(1, 64, 8), "ünï",
         samples(1, 4, 8, 8, noise_mask=rand(8)), samples(1, 4, 8, 8, noise_mask=rand(0, 8, 8)),
-        samples(2, 4, 8, 8, noise_mask=rand(3, 64, 64)),
+        samples(2, 4, 8, 8, noise_mask=rand(3, 64, 64)), samples(2, 4, 8, 8, batch_index=3),
+        samples(2, 4, 8, 8, batch_index="x"),
     ],
     "CONDITIONING": [
         [], [[None, {}]], entry(77, 32), entry(1, 1, 77, 32), entry(1, 0, 32), entry(1, 77, 48),
         entry(3, 77, 32), entry(1, 77, 32, pooled_output=rand(1, 7)),
-        entry(1, 77, 32, pooled_output=rand(7)), entry(1, 77, 32, mask=rand(8)),
+        entry(1, 77, 32, pooled_output=rand(7)), entry(1, 77, 32, gligen="x"),
+        entry(1, 77, 32, gligen=("position", None, [])), entry(1, 77, 32, control="x"),
+        entry(1, 77, 32, hooks="x"), entry(1, 77, 32, attention_mask=rand(1, 9, 9)),
+        entry(1, 77, 32, attention_mask="x"),
+        entry(1, 77, 32, control=SimpleNamespace(get_control=None, previous_controlnet="x")),
+        entry(1, 77, 32, mask=rand(8)),
         entry(1, 77, 32, mask=rand(1, 0, 8)), entry(1, 77, 32, area=(2, 2, 100, 100)), None,
         (*entry(1, 77, 32),), "ünï",
     ],
@@ -87,7 +105,9 @@ ODD: dict[str, list[Any]] = {
     "AUDIO": [{}, sound(100), sound(1, 2, 0), sound(0, 2, 9), sound(1, 2, 9, rate=0), None],
     "TIMESTEPS_RANGE": [(0.7, 0.2), (), (0.1,), None],
     "FLOATS": [[], [NAN], 0.5, "ünï", None],
-    "CLIP_VISION_OUTPUT": [{}, None],
+    "CLIP_VISION_OUTPUT": [{}, None, Output(), described(None), described(5, 32), described(32)],
+    "STYLE_MODEL": [{}, None, "ünï", StyleModel(ReduxImageEncoder(32, 48))],
+    "GLIGEN": [{}, None, "ünï"],
     "HOOKS": [None, "ünï"],
     "HOOK_KEYFRAMES": [None, "ünï"],
     "TRACKS": [{}, {"track_path": rand(5), "track_visibility": rand(5)}, None],
@@ -154,6 +174,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         "IMAGE": rand(1, 64, 64, 3), "MASK": rand(1, 64, 64), "LATENT": samples(1, 4, 8, 8),
         "CONDITIONING": text, "MODEL": model, "CLIP": clip, "VAE": QuickVAE(vae), "GUIDER": guider,
         "SIGMAS": torch.tensor([10.0, 1.0, 0.0]), "SAMPLER": samplers.ksampler("euler"),
+        "GLIGEN": gligen_network(), "STYLE_MODEL": StyleModel(ReduxImageEncoder(32, 32)),
         "NOISE": SomeNoise(), "HOOKS": hooks.HookGroup(), "AUDIO": sound(1, 2, 441),
         "HOOK_KEYFRAMES": hooks.HookKeyframeGroup(), "CLIP_VISION_OUTPUT": seen(),
         "TIMESTEPS_RANGE": (0.0, 0.5), "LATENT_OPERATION": lambda latent, **_: latent * 2,
@@ -162,6 +183,13 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     logging.disable(logging.NOTSET)
     folder_paths.set_temp_directory(before)
+
+
+def gligen_network() -> ModelPatcher:
+    """A GLIGEN network for the small model."""
+    layers = [GatedSelfAttentionDense(32, 32, 1, 32) for _ in range(4)]
+    network = Gligen(layers, PositionNet(32, 32), 32)
+    return ModelPatcher(network, torch.device("cpu"), torch.device("cpu"))
 
 
 class Keep:
@@ -237,11 +265,23 @@ def said_badly(error: dict[str, Any]) -> str | None:
     return f"{error['exception_type']}: {message.strip()[:150]} ({last[0].strip()})"
 
 
+def single_inputs(spec: NodeSpec) -> Iterator[tuple[str, Any, str, Any]]:
+    """Name, type, section and options of each input; of a growing list of them, the least."""
+    for name, (kind, section, options) in spec.declared.items():
+        template = options.get("template", {})
+        if "prefix" not in template:
+            yield name, kind, section, options
+            continue
+        ((one, more),) = template["input"]["required"].values()
+        for number in range(template["min"]):
+            yield f"{name}.{template['prefix']}{number}", one, section, more
+
+
 def usual(spec: NodeSpec, good: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Constants and links the node works with; None if it needs what there is none of."""
     constants: dict[str, Any] = {}
     links: dict[str, Any] = {}
-    for name, (kind, section, options) in spec.declared.items():
+    for name, kind, section, options in single_inputs(spec):
         choices = options.get("options") if kind == "COMBO" else kind
         if isinstance(choices, (list, tuple)):
             if not choices:
@@ -268,12 +308,13 @@ def variants(
     The share moves on from input to input, so that every value meets many nodes.
     """
     turn = sum(map(ord, spec.class_type))
+    types = {name: kind for name, kind, *_ in single_inputs(spec)}
     for place, (name, (kind, _)) in enumerate(links.items(), turn):
         for number in range(place % SHARE, len(ODD.get(kind, ())), SHARE):
             odd = (kind, ODD[kind][number])
             yield f"{name}={kind} {number}", constants, {**links, name: odd}
     for place, name in enumerate(constants, turn):
-        for value in ODD_CONSTANTS.get(str(spec.declared[name].type), ())[place % SHARE :: SHARE]:
+        for value in ODD_CONSTANTS.get(str(types[name]), ())[place % SHARE :: SHARE]:
             yield f"{name}={value!r}", {**constants, name: value}, links
 
 
