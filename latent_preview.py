@@ -2,9 +2,10 @@
 bar.
 
 Two ways exist. A linear map from latent channels to colours needs no files and costs next to
-nothing; a small decoder (TAESD) gives a sharper picture if its file is in models/vae_approx. Where
-nobody has measured the colours of a latent space, the map is made from the latent itself: it shows
-what is where, in colours that mean nothing. Sound and sets of shape tokens have no picture.
+nothing; a small decoder (TAESD, for video TAEHV) gives a sharper picture if its file is in
+models/vae_approx. Where nobody has measured the colours of a latent space, the map is made from the
+latent itself: it shows what is where, in colours that mean nothing. Sound and sets of shape tokens
+have no picture.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ import folder_paths
 from comfy import progress
 from comfy.cli_args import LatentPreviewMethod, args
 from comfy.taesd.taesd import TAESD
+from comfy.vae.frame_decoder import FrameDecoder
+from comfy.vae.taehv_kinds import TRAINED
 from comfy.weights.errors import WeightFileError
+from comfy.weights.fill import IncompleteWeightsError
 from comfy.weights.state_dict import load_torch_file
 
 logger = logging.getLogger(__name__)
@@ -77,7 +81,8 @@ class TAESDPreviewerImpl(LatentPreviewer):
     """Decodes with a small decoder.
 
     Args:
-        taesd: The decoder, with `decode(latent) -> [B, 3, H, W]` in -1..1.
+        taesd: The decoder, with `decode(latent) -> [B, 3, H, W]` in -1..1; of a video's latent the
+            first frame.
     """
 
     def __init__(self, taesd: Any) -> None:
@@ -91,10 +96,10 @@ class TAESDPreviewerImpl(LatentPreviewer):
         return picture
 
     def expected_s(self, x0: Tensor) -> float:
-        """Seconds that a picture of x0 will take, by the last one, or by a corner of x0."""
+        """Seconds that the pictures of x0 will take, by the last one, or by a corner of x0."""
         if self._cell_s is None:
             self.decode_latent_to_preview(x0[..., :CORNER, :CORNER])
-        return (self._cell_s or 0.0) * x0.shape[-2] * x0.shape[-1]
+        return (self._cell_s or 0.0) * x0.shape[-2] * x0.shape[-1] * len(shown_frames(x0))
 
 
 class Latent2RGBPreviewer(LatentPreviewer):
@@ -197,24 +202,32 @@ def _linear_previewer(latent_format: Any) -> LatentPreviewer | None:
 
 
 def _taesd_previewer(device: torch.device, latent_format: Any) -> TAESDPreviewerImpl | None:
-    name = latent_format.taesd_decoder_name
+    names = _decoder_names(latent_format)
     files = folder_paths.get_filename_list("vae_approx")
-    file = next((file for file in files if name and file.startswith(f"{name}.")), None)
+    file = next((file for name in names for file in files if file.startswith(f"{name}.")), None)
     if file is None:
-        wanted = f"{name}.safetensors" if name else "decoder for this latent space"
+        wanted = f"{names[0]}.safetensors" if names else "decoder for this latent space"
         logger.warning("no %s in models/vae_approx: previews use latent2rgb", wanted)
-        return None
-    if latent_format.latent_dimensions != 2:
-        logger.warning("%s decodes video, previews single frames: they use latent2rgb", file)
         return None
     path = folder_paths.get_full_path_or_raise("vae_approx", file)
     try:
-        return _decoder(path, latent_format.latent_channels, device)
-    except (WeightFileError, OSError, RuntimeError) as error:
+        if latent_format.latent_dimensions == 2:
+            return _decoder(path, latent_format.latent_channels, device)
+        return _video_decoder(path, latent_format.__class__, device)
+    except (WeightFileError, IncompleteWeightsError, OSError, RuntimeError) as error:
         logger.warning(
             "previews use latent2rgb: %s is no decoder that can be read: %s", file, error
         )
         return None
+
+
+def _decoder_names(latent_format: Any) -> list[str]:
+    """Names of files that decode a latent space, the preferred one first."""
+    preferred = latent_format.taesd_decoder_name
+    others = [
+        name for name, training in TRAINED.items() if training.latent_format is type(latent_format)
+    ]
+    return list(dict.fromkeys([preferred, *others] if preferred else others))
 
 
 @functools.lru_cache(maxsize=1)
@@ -223,6 +236,22 @@ def _decoder(path: str, channels: int, device: torch.device) -> TAESDPreviewerIm
     taesd = TAESD(latent_channels=channels)
     taesd.taesd_decoder.load_state_dict(load_torch_file(path))
     return TAESDPreviewerImpl(taesd.eval().to(device))
+
+
+@functools.lru_cache(maxsize=1)
+def _video_decoder(
+    path: str, latent_format: Callable[[], Any], device: torch.device
+) -> TAESDPreviewerImpl:
+    """The same of single frames of a video."""
+    return TAESDPreviewerImpl(FrameDecoder(path, latent_format, device))
+
+
+def shown_frames(x0: Tensor) -> list[int]:
+    """Places of the frames that the preview of a latent shows, from its start to its end."""
+    count = min(x0.shape[2], STRIP_FRAMES) if x0.ndim == 5 else 1
+    if count < 2:
+        return [0]
+    return [round(number * (x0.shape[2] - 1) / (count - 1)) for number in range(count)]
 
 
 def preview_of(previewer: LatentPreviewer, x0: Any) -> PreviewImage:
@@ -239,10 +268,9 @@ def preview_of(previewer: LatentPreviewer, x0: Any) -> PreviewImage:
     makes_images = type(previewer).decode_latent_to_preview_image
     if makes_images is not LatentPreviewer.decode_latent_to_preview_image:  # knows better
         return previewer.decode_latent_to_preview_image(PREVIEW_FORMAT, x0)
-    count = min(x0.shape[2], STRIP_FRAMES) if x0.ndim == 5 else 1
-    if count < 2:
+    places = shown_frames(x0)
+    if len(places) < 2:
         return previewer.decode_latent_to_preview_image(PREVIEW_FORMAT, x0)
-    places = [round(number * (x0.shape[2] - 1) / (count - 1)) for number in range(count)]
     frames = [previewer.decode_latent_to_preview(x0[:1, :, place : place + 1]) for place in places]
     strip = Image.new("RGB", (sum(frame.width for frame in frames), frames[0].height))
     for number, frame in enumerate(frames):

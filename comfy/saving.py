@@ -81,10 +81,15 @@ def text_hints(clip: Any) -> dict[str, str]:
 
 
 def autoencoder_hints(vae: Any) -> dict[str, str]:
-    """Header entry with the norm groups of an autoencoder that has not 32."""
-    config = None if vae is None else getattr(vae.first_stage_model, "config", None)
+    """Header entries with what shapes do not tell of an autoencoder, and its norm groups, if not
+    32.
+    """
+    if vae is None:
+        return {}
+    config = getattr(vae.first_stage_model, "config", None)
     groups = getattr(config, "norm_num_groups", USUAL_NORM_GROUPS)
-    return {} if groups == USUAL_NORM_GROUPS else _entry("vae_config", {"norm_num_groups": groups})
+    unusual = {} if groups == USUAL_NORM_GROUPS else {"norm_num_groups": groups}
+    return {**vae.spec.header, **_entry("vae_config", unusual)}
 
 
 def _entry(section: str, counts: Mapping[str, int]) -> dict[str, str]:

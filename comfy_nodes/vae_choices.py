@@ -9,6 +9,7 @@ from torch import Tensor
 
 import folder_paths
 from comfy.loading import naming
+from comfy.vae.taehv_kinds import TRAINED, name_hint
 from comfy.vae.vae import VAE
 from comfy.weights.state_dict import load_torch_file
 
@@ -23,7 +24,7 @@ APPROXIMATE_SPACES: dict[str, tuple[float, float]] = {
     "taef1": (0.3611, 0.1159),
 }
 IMAGE_APPROXIMATIONS = list(APPROXIMATE_SPACES)
-VIDEO_APPROXIMATIONS = ["taehv", "lighttaew2_2", "lighttaew2_1", "lighttaehy1_5"]
+VIDEO_APPROXIMATIONS = list(TRAINED)
 
 
 def names() -> list[str]:
@@ -50,12 +51,15 @@ def load(name: str, device: torch.device | None = None) -> VAE:
     elif name in APPROXIMATE_SPACES:
         vae = VAE(sd=_load_approximation(name), device=device)
     else:
-        in_two = name.split(".")[0] in VIDEO_APPROXIMATIONS
-        folder = "vae_approx" if in_two else "vae"
-        path = folder_paths.get_full_path_or_raise(folder, name)
+        is_approximate = name.split(".")[0] in VIDEO_APPROXIMATIONS
+        path = folder_paths.get_full_path("vae", name) if is_approximate else None
+        if path is None:
+            folder = "vae_approx" if is_approximate else "vae"
+            path = folder_paths.get_full_path_or_raise(folder, name)
         state_dict, metadata = load_torch_file(path, return_metadata=True)
         with naming(path, "choose a file that holds an autoencoder alone, of a kind that runs"):
-            vae = VAE(sd=state_dict, metadata=metadata, device=device)
+            told = {**name_hint(name), **(metadata or {})}
+            vae = VAE(sd=state_dict, metadata=told, device=device)
     vae.throw_exception_if_invalid()
     return vae
 

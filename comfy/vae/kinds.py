@@ -22,6 +22,7 @@ from comfy.vae import packed_kinds
 from comfy.vae.audio_kinds import detect_oobleck
 from comfy.vae.cascade_kinds import detect_stage_a, detect_stage_c
 from comfy.vae.spec import AutoencoderSpec
+from comfy.vae.taehv_kinds import detect_taehv
 from comfy.vae.video_kinds import detect_hunyuan_video, detect_ltxv
 from comfy.weights.fill import IncompleteWeightsError
 from comfy.weights.header_hints import read_hints
@@ -304,6 +305,7 @@ Detector = Callable[[StateDict, Metadata], AutoencoderSpec | None]
 AUTOENCODERS: dict[str, Detector] = {
     "pixel_space": detect_pixel_space,
     "taesd": detect_taesd,
+    "taehv": detect_taehv,
     "kl": detect_kl,
     "temporal": detect_temporal,
     "wan": detect_wan,

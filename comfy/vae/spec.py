@@ -52,6 +52,7 @@ class AutoencoderSpec:
             is; None: they may not be missing.
         to_file: From the network's weights to those of a file.
         default_weights: Values of parameters a file may lack (see `comfy.weights.fill`).
+        header: What a saved file says of itself beside its weights.
     """
 
     name: str
@@ -77,3 +78,4 @@ class AutoencoderSpec:
     extra_1d_channel: int | None = None
     to_file: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
     default_weights: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    header: dict[str, str] = field(default_factory=dict)

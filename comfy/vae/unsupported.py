@@ -18,7 +18,6 @@ AUTOENCODERS: Marks = (
     (("decoder.unpatcher3d.wavelets",), "Cosmos 1"),
     (("vocoder.backbone.channel_layers.0.0.bias",), "ACE-Step"),
     (("vocoder.activation_post.downsample.lowpass.filter",), "MMAudio"),
-    (("decoder.22.bias",), "TAEHV, small autoencoder of videos"),
     (
         ("decoder.conv_in.weight", "decoder.mid.attn_1.q.weight"),
         "HunyuanImage 2.1, refiner in an early layout",

@@ -16,7 +16,12 @@ from torch import Tensor
 import latent_preview
 from comfy import latent_formats, progress
 from comfy.cli_args import LatentPreviewMethod, args
+from comfy.ldm.taesd.video import TAEHV
 from comfy.taesd.taesd import TAESD
+from comfy.vae.frame_decoder import FrameDecoder
+from comfy.vae.taehv_kinds import NAME_HINT
+from comfy.vae.vae import VAE
+from tests.support.formula_weights import fill_by_formula
 
 CPU = torch.device("cpu")
 
@@ -255,13 +260,144 @@ def test_a_broken_decoder_does_not_stop_the_run(
     assert caplog.text.count("taesd_decoder.safetensors is no decoder that can be read") == 3
 
 
-def test_a_decoder_of_video_does_not_stop_the_run(
+VIDEO_DECODERS = {
+    "taehv": latent_formats.HunyuanVideo,
+    "lighttaew2_1": latent_formats.Wan21,
+    "taew2_1": latent_formats.Wan21,
+    "taew2_2": latent_formats.Wan22,
+    "lighttaew2_2": latent_formats.Wan22,
+    "lighttaehy1_5": latent_formats.HunyuanVideo15,
+}
+
+
+def put_video_decoder(
+    monkeypatch: pytest.MonkeyPatch, path: Path, latent_format: Any
+) -> dict[str, Tensor]:
+    """The same for videos; its weights."""
+    space = latent_format()
+    patch = space.spacial_downscale_ratio // 8
+    network = TAEHV(space.latent_channels, patch_size=patch, widths=(16, 8, 8, 8), encoder_width=8)
+    fill_by_formula(network.state_dict())
+    save_file(network.state_dict(), path)
+    monkeypatch.setattr(args, "preview_method", LatentPreviewMethod.TAESD)
+    monkeypatch.setattr("folder_paths.get_filename_list", lambda kind: [path.name])
+    monkeypatch.setattr("folder_paths.get_full_path_or_raise", lambda kind, file: str(path))
+    latent_preview._video_decoder.cache_clear()
+    return network.state_dict()
+
+
+@pytest.mark.parametrize("name", VIDEO_DECODERS)
+def test_a_small_video_decoder_shows_frames_of_the_video(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each as the autoencoder of the same file decodes it alone."""
+    space = VIDEO_DECODERS[name]()
+    weights = put_video_decoder(monkeypatch, tmp_path / f"{name}.safetensors", type(space))
+    previewer = latent_preview.get_previewer(CPU, space)
+    assert isinstance(previewer, latent_preview.TAESDPreviewerImpl)
+    x0 = torch.randn(2, space.latent_channels, 9, 4, 6, generator=torch.Generator().manual_seed(1))
+    _, strip, _ = latent_preview.preview_of(previewer, x0)
+    height, width = 4 * space.spacial_downscale_ratio, 6 * space.spacial_downscale_ratio
+    assert strip.size == (4 * width, height)
+    vae = VAE(sd=weights, metadata={NAME_HINT: name})
+    frame = space.process_out(x0[:1, :, 5:6])
+    expected = np.asarray(latent_preview.preview_to_image(vae.decode(frame)[0, 0], do_scale=False))
+    part = np.asarray(strip.crop((2 * width, 0, 3 * width, height)))
+    assert expected.std() > 1
+    assert np.abs(part.astype(int) - expected.astype(int)).max() <= 2
+
+
+def test_a_preferred_video_decoder_is_taken_before_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put_video_decoder(monkeypatch, tmp_path / "taew2_1.safetensors", latent_formats.Wan21)
+    listed = ["taehv.safetensors", "taew2_1.safetensors", "lighttaew2_1.safetensors"]
+    asked: list[str] = []
+    monkeypatch.setattr("folder_paths.get_filename_list", lambda kind: listed)
+    path = str(tmp_path / "taew2_1.safetensors")
+    monkeypatch.setattr(
+        "folder_paths.get_full_path_or_raise", lambda kind, file: asked.append(file) or path
+    )
+    latent_preview.get_previewer(CPU, latent_formats.Wan21())
+    listed.pop()
+    latent_preview.get_previewer(CPU, latent_formats.Wan21())
+    assert asked == ["lighttaew2_1.safetensors", "taew2_1.safetensors"]
+
+
+def test_a_broken_video_decoder_does_not_stop_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put_decoder(monkeypatch, tmp_path, "lighttaew2_1.safetensors")
-    previewer = latent_preview.get_previewer(CPU, latent_formats.Wan21())
-    assert isinstance(previewer, latent_preview.Latent2RGBPreviewer)
-    assert "lighttaew2_1.safetensors decodes video" in caplog.text
+    path = tmp_path / "taew2_1.safetensors"
+    put_video_decoder(monkeypatch, path, latent_formats.Wan21)
+    whole = path.read_bytes()
+    put_video_decoder(monkeypatch, path, latent_formats.Wan22)
+    of_another = path.read_bytes()
+    save_file({"1.weight": torch.zeros(2)}, path)
+    told = ("cut off", "it decodes 48 channels, the latent has 16", "it holds 1 key")
+    for broken, reason in zip((whole[: len(whole) // 2], of_another, path.read_bytes()), told):
+        caplog.clear()
+        path.write_bytes(broken)
+        previewer = latent_preview.get_previewer(CPU, latent_formats.Wan21())
+        assert isinstance(previewer, latent_preview.Latent2RGBPreviewer)
+        assert "taew2_1.safetensors is no decoder that can be read" in caplog.text
+        assert reason in caplog.text
+
+
+def test_a_video_decoder_is_expected_to_take_the_time_of_all_its_frames(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clock: list[float]
+) -> None:
+    put_video_decoder(monkeypatch, tmp_path / "taew2_1.safetensors", latent_formats.Wan21)
+    previewer: Any = latent_preview.get_previewer(CPU, latent_formats.Wan21())
+    decode = previewer.taesd.decode
+
+    def slow(x0: Tensor) -> Tensor:
+        clock[0] += x0.shape[-2] * x0.shape[-1] / 1000
+        return decode(x0)
+
+    monkeypatch.setattr(previewer.taesd, "decode", slow)
+    for frames, shown in ((1, 1), (3, 3), (21, 4)):
+        x0 = torch.zeros(1, 16, frames, 10, 20)
+        expected_s = previewer.expected_s(x0)
+        start_s = clock[0]
+        latent_preview.preview_of(previewer, x0)
+        assert expected_s == pytest.approx(shown * 0.2) == pytest.approx(clock[0] - start_s)
+
+
+def test_a_run_shows_decoded_frames_once_its_time_pays_for_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clock: list[float]
+) -> None:
+    put_video_decoder(monkeypatch, tmp_path / "taew2_1.safetensors", latent_formats.Wan21)
+    decode = FrameDecoder.decode
+
+    def slow(self: FrameDecoder, x0: Tensor) -> Tensor:
+        clock[0] += 0.25 * x0.shape[-2] * x0.shape[-1] / 24  # a second for the four below
+        return decode(self, x0)
+
+    monkeypatch.setattr(FrameDecoder, "decode", slow)
+    sizes: list[Any] = []
+    monkeypatch.setattr(
+        progress, "PROGRESS_BAR_HOOK", lambda value, total, preview, **kw: sizes.append(
+            preview and preview[1].size
+        )
+    )  # fmt: skip
+
+    class OfVideo(Patcher):
+        class model:
+            latent_format = latent_formats.Wan21()
+
+    x0 = torch.zeros(1, 16, 9, 4, 6)
+    callback = latent_preview.prepare_callback(OfVideo(), 20)
+    start_s = clock[0]
+    for step in range(20):
+        clock[0] += 10.0
+        callback(step, x0, x0, 20)
+    linear, decoded = (4 * 6, 4), (4 * 6 * 8, 4 * 8)
+    first = sizes.index(decoded)
+    assert sizes[0] == linear
+    assert set(sizes[:first]) <= {linear, None}
+    assert set(sizes[first:]) <= {decoded, None}
+    assert sizes.count(decoded) == 3
+    assert clock[0] - start_s <= 200 * (1 + latent_preview.PREVIEW_SHARE)
 
 
 def test_a_decoder_waits_until_the_run_can_pay_for_it(
