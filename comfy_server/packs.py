@@ -7,7 +7,7 @@ import importlib.util
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +16,7 @@ import folder_paths
 from comfy_server.files import content_type
 from comfy_server.miniatures import FORMATS, SOUNDS, miniature, monogram, silence
 from comfy_server.paths import PathRefused, first_below, resolve_below
+from comfy_server.template_list import TemplateList
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Packs:
         if extension_root is not None:
             self.web_directories[OUR_EXTENSION] = str(extension_root)
         self._template_roots: list[Path] | None = None
+        self._templates = TemplateList(self.template_file)
 
     # -- browser scripts -----------------------------------------------------------------------
 
@@ -184,6 +186,11 @@ class Packs:
             folders = [package_folder(name, "templates") for name in TEMPLATE_PACKAGES]
             self._template_roots = [folder for folder in folders if folder is not None]
         return first_below(self._template_roots, relative)
+
+    def template_index(self, relative: str, known: Container[str]) -> list[dict[str, Any]] | None:
+        """An index of the templates whose nodes are all `known`; None if it is no such file."""
+        path = self.template_file(relative)
+        return None if path is None else self._templates.index(path, known)
 
     def template_substitute(self, relative: str) -> tuple[bytes, str] | None:
         """Content and type of what stands in for an absent thumbnail, sound or logo."""

@@ -8,8 +8,9 @@ from aiohttp import web
 
 from comfy_server.describe import BINARY, EMPTY, TEXTS, describe
 from comfy_server.files import content_type, trusted_file
-from comfy_server.services import PACKS
+from comfy_server.services import PACKS, SERVICES
 from comfy_server.strict_json import json_response
+from comfy_server.template_list import INDEX
 
 routes = web.RouteTableDef()
 
@@ -39,8 +40,17 @@ async def get_workflow(request: web.Request) -> web.StreamResponse:
 @routes.get("/templates/{path:.*}")
 @describe(BINARY, answers={404: EMPTY})
 async def get_template(request: web.Request) -> web.StreamResponse:
-    """A file of the installed template packages; a substitute where they lack a picture."""
+    """A file of the installed template packages.
+
+    An index names the templates whose nodes are all here. Where a picture is lacking, a substitute
+    stands in.
+    """
     packs, path = request.app[PACKS], request.match_info["path"]
+    if INDEX.fullmatch(path):
+        known = frozenset(request.app[SERVICES].node_names())
+        index = await asyncio.to_thread(packs.template_index, path, known)
+        if index is not None:
+            return json_response(index)
     found = packs.template_file(path)
     if found is not None:
         return trusted_file(found)

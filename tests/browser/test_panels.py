@@ -79,13 +79,25 @@ def test_every_template_in_view_has_a_picture(editor: Editor) -> None:
     page = editor.page
     page.get_by_test_id("side-toolbar").get_by_role("button", name="Templates").click()
     dialog = page.get_by_role("dialog")
-    for group in ("All Templates", "Audio"):
+    for group in ("All Templates", "Video"):
         dialog.get_by_text(group, exact=True).first.click()
         editor.wait("""() => {
             const shown = [...document.querySelectorAll("[role=dialog] img")].filter((picture) =>
                 picture.getBoundingClientRect().top < innerHeight);
             return shown.length > 3 && shown.every((picture) => picture.naturalWidth > 0);
         }""")
+
+
+def test_every_listed_template_has_all_its_nodes(server: ServerProcess) -> None:
+    known = set(server.get("/object_info")) | {"MarkdownNote", "Note", "PrimitiveNode", "Reroute"}
+    rows = [row for group in server.get("/templates/index.json") for row in group["templates"]]
+    assert len(rows) > 50
+    for row in rows:
+        workflow = server.get(f"/templates/{row['name']}.json")
+        graphs = [workflow, *workflow.get("definitions", {}).get("subgraphs", [])]
+        own = {graph["id"] for graph in graphs[1:]}
+        used = {node["type"] for graph in graphs for node in graph["nodes"]}
+        assert used - own <= known, row["name"]
 
 
 def test_every_page_of_the_settings_help_and_keys_open(editor: Editor) -> None:

@@ -144,6 +144,64 @@ async def test_templates_and_help_of_the_installed_packages(client: Client) -> N
     assert (await client.get("/docs/NoSuchNode/en.md")).status == 404
 
 
+def flow(*kinds: str, inside: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A workflow of the page's form; the nodes `inside` are in a subgraph."""
+    graph: dict[str, Any] = {"nodes": [{"type": kind} for kind in kinds]}
+    if inside:
+        graph["nodes"].append({"type": "5f1c-its-own"})
+        graph["definitions"] = {"subgraphs": [{"id": "5f1c-its-own", **flow(*inside)}]}
+    return graph
+
+
+@pytest.mark.parametrize("index_name", ["index.json", "index.zh-TW.json"])
+async def test_the_index_names_templates_whose_nodes_are_all_here(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_name: str
+) -> None:
+    templates = tmp_path / "site/comfyui_workflow_templates_json/templates"
+    put(templates.parent / "__init__.py", "")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    files: dict[str, Any] = {
+        "plain": flow("EmptyImage", "SaveImage", "Note", "MarkdownNote", "Reroute"),
+        "nested": flow("SaveImage", inside=("EmptyImage", "PrimitiveNode")),
+        "later": flow("SaveImage", "Later"),
+        "later_inside": flow("SaveImage", inside=("Later",)),
+        "paid": flow("Paid", "SaveImage"),
+        "no_workflow": {"nodes": 7},
+    }
+    for name, content in files.items():
+        put(templates / f"{name}.json", json.dumps(content))
+    put(templates / "broken.json", "{")
+    rows = [{"name": name, "title": name.title()} for name in [*files, "broken", "absent"]]
+    groups = [
+        {"title": "Image", "icon": "i", "templates": rows},
+        {"title": "Only paid", "templates": [{"name": "paid"}]},
+    ]
+    put(templates / index_name, json.dumps(groups))
+    put(templates / "index.schema.json", '{"type": "array"}')
+    known = list(NODES)
+    client = await start(services={"node_names": lambda: known})
+
+    async def listed() -> list[tuple[str, list[str]]]:
+        answer = await client.get(f"/templates/{index_name}")
+        assert (answer.status, answer.content_type) == (200, "application/json")
+        return [
+            (group["title"], [row["name"] for row in group["templates"]])
+            for group in await answer.json()
+        ]
+
+    assert await listed() == [("Image", ["plain", "nested"])]
+    known.append("Later")  # as by a pack
+    assert await listed() == [("Image", ["plain", "nested", "later", "later_inside"])]
+    known.append("Paid")
+    assert (await listed())[1] == ("Only paid", ["paid"])
+    shown = await (await client.get(f"/templates/{index_name}")).json()
+    assert shown[0]["icon"] == "i"
+    assert shown[0]["templates"][0] == rows[0]
+    schema = await client.get("/templates/index.schema.json")
+    assert await schema.json() == {"type": "array"}
+    assert await (await client.get("/templates/paid.json")).json() == files["paid"]
+
+
 GRAPH = {
     "nodes": [
         {"id": 1, "type": "A", "pos": [0, 0], "size": [200, 100], "widgets_values": [1, 2]},
@@ -167,8 +225,15 @@ def sides_and_format(content: bytes) -> tuple[tuple[int, int], str | None]:
         return image.size, image.format
 
 
+def packaged_index() -> list[dict[str, Any]]:
+    """The index of the installed template packages, with templates for which nodes are lacking."""
+    path = PromptServer.instance.packs.template_file("index.json")
+    assert path is not None
+    return list(json.loads(path.read_bytes()))
+
+
 async def test_a_template_without_its_picture_shows_its_graph(client: Client) -> None:
-    index = await (await client.get("/templates/index.json")).json()
+    index = packaged_index()
     names = [row["name"] for group in index for row in group["templates"]]
     for name in names[::80]:
         answer = await client.get(f"/templates/{name}-1.webp")
@@ -186,7 +251,7 @@ async def test_a_template_without_its_picture_shows_its_graph(client: Client) ->
 
 
 async def test_a_template_without_its_sound_answers_with_silence(client: Client) -> None:
-    index = await (await client.get("/templates/index.json")).json()
+    index = packaged_index()
     sounds = [
         f"/templates/{row['name']}-1.{row['mediaSubtype']}"
         for group in index
