@@ -50,8 +50,8 @@ class IA3Adapter(WeightAdapterBase):
     ) -> IA3Adapter:
         """The factors themselves, [1, in] of inputs or [out, 1] of outputs.
 
-        For a convolution there are kernel axes of 1 beside, and both kinds may be [1, n]: the file's
-        settings tell them apart (`adapter_settings`).
+        For a convolution there are kernel axes of 1 beside, and both kinds may be [1, n]: the
+        file's settings tell them apart (`adapter_settings`).
         """
         used = set() if loaded_keys is None else loaded_keys
         (factors,) = take(lora, used, key)
