@@ -66,13 +66,19 @@ class CONDRegular:
 
 
 class CONDFrames(CONDRegular):
-    """A tensor [B, T, ...] with a part for each of T frames of the latent.
+    """A tensor with parts for each frame of the latent, along which windows over a video cut it.
 
-    Attributes:
-        frame_axis: The axis of the frames, along which windows over a video cut it.
+    Args:
+        frame_axis: The axis of the frames.
+        parts: Parts of a frame, one after another along it.
     """
 
-    frame_axis = 1
+    def __init__(self, cond: Any, frame_axis: int = 1, parts: int = 1) -> None:
+        super().__init__(cond)
+        self.frame_axis, self.parts = frame_axis, parts
+
+    def _copy_with(self, cond: Any) -> CONDFrames:
+        return self.__class__(cond, self.frame_axis, self.parts)
 
 
 class CONDNoiseShape(CONDRegular):

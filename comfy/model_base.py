@@ -41,6 +41,7 @@ from comfy.families.stable_audio import StableAudioModel as StableAudio1
 from comfy.families.wan_model import (
     WAN21,
     WAN22,
+    WAN22_S2V,
     WAN21_Camera,
     WAN21_HuMo,
     WAN21_Vace,

@@ -51,6 +51,7 @@ from comfy.families.stable_audio import StableAudio
 from comfy.families.wan import (
     WAN21_I2V,
     WAN21_T2V,
+    WAN22_S2V,
     WAN22_T2V,
     WAN21_Camera,
     WAN21_FunControl2V,

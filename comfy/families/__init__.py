@@ -86,6 +86,7 @@ MODEL_FAMILIES: list[type[ModelFamily]] = [
     wan.WAN21_Vace,
     wan.WAN21_Camera,
     wan.WAN22_Camera,
+    wan.WAN22_S2V,
     wan.WAN21_HuMo,
     wan.WAN22_Animate,
     hunyuan3d.Hunyuan3Dv2mini,

@@ -27,10 +27,6 @@ NETWORKS: Marks = (
     (("cap_embedder.1.weight", "clip_text_pooled_proj.0.weight"), "NewBie"),
     (("cap_embedder.1.weight", "cap_pad_token"), "Z-Image"),
     (("cap_embedder.1.weight",), "Lumina 2 or Z-Image, of a kind that is not known"),
-    (
-        ("head.modulation", "casual_audio_encoder.encoder.final_linear.weight"),
-        "Wan 2.2 S2V, video from speech",
-    ),
     (("head.modulation",), "Wan, of a kind with other inputs"),
     (("t_embedder.mlp.2.weight",), "Hunyuan3D 2.1"),
     (("txt_norm.weight",), "Qwen-Image"),

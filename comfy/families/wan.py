@@ -101,6 +101,13 @@ class WAN22_Camera(WAN21_T2V):
     image_to_video = True
 
 
+class WAN22_S2V(WAN21_T2V):
+    """Wan 2.2 S2V."""
+
+    unet_config = {"image_model": "wan2.1", "model_type": "s2v"}
+    base_model = wan_model.WAN22_S2V
+
+
 class WAN21_HuMo(WAN21_T2V):
     """HuMo."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -46,6 +46,20 @@ def _humo_sizes(shapes: Shapes) -> dict[str, Any]:
     }
 
 
+USUAL_S2V = {"audio_dim": 1024, "audio_layers": 25, "audio_heads": 4}
+
+
+def _s2v_sizes(shapes: Shapes) -> dict[str, Any]:
+    """Sizes of the encoder of sound."""
+    convs = "casual_audio_encoder.encoder.conv1_"
+    quarter, audio_dim = shapes[f"{convs}global.conv.weight"][:2]
+    return {
+        "audio_dim": audio_dim,
+        "audio_layers": shapes["casual_audio_encoder.weights"][1],
+        "audio_heads": shapes[f"{convs}local.conv.weight"][0] // quarter,
+    }
+
+
 def _animate_sizes(shapes: Shapes) -> dict[str, Any]:
     """Sizes of the encoders of a face."""
     convs = "motion_encoder.enc.net_app.convs."
@@ -61,6 +75,15 @@ def _animate_sizes(shapes: Shapes) -> dict[str, Any]:
         "face_hidden": hidden,
         "face_heads": shapes["face_encoder.conv1_local.conv.weight"][0] // hidden,
     }
+
+
+# What reads the sizes of what is beside the blocks, and those of the published network, which
+# configurations leave out.
+BESIDE: dict[str, tuple[Callable[[Shapes], dict[str, Any]], dict[str, Any]]] = {
+    "animate": (_animate_sizes, USUAL_ANIMATE),
+    "humo": (_humo_sizes, USUAL_HUMO),
+    "s2v": (_s2v_sizes, USUAL_S2V),
+}
 
 
 def kind_of(shapes: Shapes) -> str:
@@ -110,12 +133,9 @@ def read_wan_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict[
         config["flf_pos_embed_token_number"] = shapes["img_emb.emb_pos"][1]
     if "ref_conv.weight" in shapes:
         config["in_dim_ref_conv"] = shapes["ref_conv.weight"][1]
-    if kind == "animate":
-        sizes = _animate_sizes(shapes)
-        config.update({n: size for n, size in sizes.items() if size != USUAL_ANIMATE[n]})
-    if kind == "humo":
-        sizes = _humo_sizes(shapes)
-        config.update({n: size for n, size in sizes.items() if size != USUAL_HUMO[n]})
+    if kind in BESIDE:
+        read, usual = BESIDE[kind]
+        config.update({n: size for n, size in read(shapes).items() if size != usual[n]})
     if CAMERA in shapes:
         config["in_dim_control_adapter"] = shapes[CAMERA][1] // PIXELS_OF_CELL
     return config

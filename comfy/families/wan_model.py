@@ -16,6 +16,7 @@ from comfy.families.references import shown_latents
 from comfy.ldm.wan.model import VaceWanModel, WanModel
 from comfy.ldm.wan.model_animate import AnimateWanModel
 from comfy.ldm.wan.model_humo import HumoWanModel, with_silence
+from comfy.ldm.wan.model_s2v import PARTS, S2VWanModel
 
 MASK_CHANNELS = 4  # frames that share a latent frame
 VACE_FRAME_CHANNELS, VACE_MASK_CHANNELS = 32, 64
@@ -202,6 +203,46 @@ class WAN21_HuMo(WAN21):
         """The picture weighs like a frame."""
         references = kwargs.get("reference_latents")
         return {} if references is None else {"reference_latent": list(references[-1].shape)}
+
+
+class WAN22_S2V(WAN21):
+    """A picture, sound, poses, and the frames before the video."""
+
+    def __init__(
+        self,
+        model_config: ModelFamily,
+        model_type: ModelType | None = ModelType.FLOW,
+        image_to_video: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        network = S2VWanModel
+        super().__init__(model_config, model_type, image_to_video, device, unet_model=network)
+        self.memory_usage_factor_conds = ("reference_latent", "reference_motion")
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        """All of them, too; sound is silent after its end."""
+        made = super().extra_conds(**kwargs)
+        heard, references = kwargs.get("audio_embed"), kwargs.get("reference_latents")
+        if heard is not None:
+            states = with_silence(heard.movedim(3, 1), kwargs["noise"].shape[2] * PARTS)
+            made["audio_embed"] = conds.CONDFrames(states.movedim(1, 3), 3, PARTS)
+        if references is not None:
+            made["reference_latent"] = conds.CONDRegular(shown_latents(self, references[-1:])[0])
+        for name in ("reference_motion", "control_video"):
+            if kwargs.get(name) is not None:
+                made[name] = conds.CONDRegular(self.process_latent_in(kwargs[name]))
+        return made
+
+    def extra_conds_shapes(self, **kwargs: Any) -> dict[str, list[int]]:
+        """The picture weighs like a frame, those before the video together like one and a half."""
+        shapes = {}
+        references, motion = kwargs.get("reference_latents"), kwargs.get("reference_motion")
+        if references is not None:
+            shapes["reference_latent"] = list(references[-1].shape)
+        if motion is not None:
+            batch, channels, _, height, width = motion.shape
+            shapes["reference_motion"] = [batch, channels, height * width * 3 // 2]
+        return shapes
 
 
 class WAN21_Camera(WAN21):

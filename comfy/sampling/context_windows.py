@@ -162,11 +162,16 @@ class IndexListContextHandler:
         tensor = getattr(value, "cond", value)
         if not torch.is_tensor(tensor):
             return value
-        axis = window_parts.frame_axis(tensor, x_in, self.dim, getattr(value, "frame_axis", None))
+        known, parts = getattr(value, "frame_axis", None), getattr(value, "parts", 1)
+        if known is not None:
+            tensor = tensor.unflatten(known, (-1, parts))
+        axis = window_parts.frame_axis(tensor, x_in, self.dim, known)
         if axis is None:
             return value
         part = window.get_tensor(tensor, x_in.device, axis, self.cond_retain_index_list)
-        return value._copy_with(part) if tensor is not value else part
+        if known is not None:
+            part = part.flatten(known, known + 1)
+        return part if torch.is_tensor(value) else value._copy_with(part)
 
     def get_resized_cond(
         self,

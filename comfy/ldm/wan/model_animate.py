@@ -182,13 +182,13 @@ class FaceEncoder(nn.Module):
     def forward(self, motion: Tensor) -> Tensor:
         batch = motion.shape[0]
         x = self.conv1_local(motion).unflatten(2, (self.heads, -1))
-        x = _activated(x.transpose(1, 2).flatten(0, 1))
-        x = _activated(self.conv3(_activated(self.conv2(x))))
+        x = activated(x.transpose(1, 2).flatten(0, 1))
+        x = activated(self.conv3(activated(self.conv2(x))))
         x = self.out_proj(x).unflatten(0, (batch, self.heads)).transpose(1, 2)
         return torch.cat([x, self.padding_tokens.to(x).expand(batch, x.shape[1], 1, -1)], dim=2)
 
 
-def _activated(x: Tensor) -> Tensor:
+def activated(x: Tensor) -> Tensor:
     return functional.silu(_normed(x))
 
 

@@ -103,6 +103,7 @@ NOT_IN_THE_RECORD = {
         "Wan2.1 VACE 14B",
         "Wan2.2 Animate 14B",
         "HuMo 17B",
+        "Wan2.2 S2V 14B",
         "Wan2.2 TI2V 5B",
         "Qwen-Image",
         "Qwen-Image layered",
@@ -233,7 +234,6 @@ def test_a_family_without_a_network_here_is_told_by_name(
 NAMES = {
     "Chroma Radiance": "Chroma Radiance",
     "NewBie": "NewBie",
-    "Wan2.2 S2V 14B": "Wan 2.2 S2V, video from speech",
 }
 
 
