@@ -128,7 +128,7 @@ def cast_bias_weight(
         if bias_dtype is not None:
             bias = bias.to(dtype=bias_dtype)
     if dtype is not None and weight is not None:
-        weight = weight.to(dtype=dtype)
+        weight = casting.cast_to(weight, dtype)
     return (weight, bias, token) if offloadable else (weight, bias)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from comfy.devices import casting
 from comfy.weights import arithmetic
 from comfy.weights.adapters import WeightAdapterBase
 from comfy.weights.rounding import stochastic_rounding, string_to_seed
@@ -56,7 +57,7 @@ class LowVramPatch:
         working = weight
         if self.convert_func is not None:
             working = self.convert_func(working, inplace=False)
-        working = working.to(dtype=INTERMEDIATE_DTYPE, copy=True)
+        working = casting.cast_to(working, INTERMEDIATE_DTYPE, copy=True)
         patches = self._patches_on(weight.device)
         if self.originals is not None:
             patched = arithmetic.calculate_weight(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from comfy.devices import casting
 from comfy.ops.cast import is_castable
 from comfy.ops.encoded import Parts, encode_layer
 from comfy.weights.errors import NotSafetensorsError
@@ -65,7 +66,7 @@ class ScaledWeight:
 
     def decode(self, stored: torch.Tensor, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
         """See `comfy.ops.encoded.Encoding`."""
-        return stored.to(dtype) * self._scale(parts, stored).to(dtype)
+        return casting.cast_to(stored, dtype) * self._scale(parts, stored).to(dtype)
 
     def encode(self, weight: torch.Tensor, parts: Parts, seed: int | None) -> torch.Tensor:
         """Values beyond the scale's range become the largest that can be stored."""

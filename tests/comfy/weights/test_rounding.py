@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from comfy.weights import rounding
 from comfy.weights.rounding import stochastic_rounding, string_to_seed
 
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -84,3 +85,38 @@ def test_the_bytes_depend_on_values_and_key_alone(dtype: torch.dtype) -> None:
 def test_any_shape_can_be_rounded(dtype: torch.dtype) -> None:
     for shape in ((), (0,), (0, 4), (4, 0), (1,), (3, 1, 2)):
         assert stochastic_rounding(torch.ones(shape), dtype, SEED).shape == torch.Size(shape)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_what_is_looked_up_is_what_the_formula_gives(dtype: torch.dtype) -> None:
+    """For every float16, on both sides of the noise from which on it becomes the upper neighbour,
+    and at both ends of the noise."""
+    patterns = torch.arange(2**16, dtype=torch.int32)
+    values = patterns.to(torch.int16).view(torch.float16)
+    bounds, neighbours = rounding._tables(dtype)
+    bound = -bounds & (2**rounding.NOISE_BITS - 1)
+    greatest = torch.tensor(1 - 2**-11, dtype=torch.float16).view(torch.int16).to(torch.int32)
+    for noise in (bound - 1, bound, torch.zeros_like(bound), greatest.expand_as(bound)):
+        drawn = noise.clamp(0, greatest)
+        wanted = rounding._round_to_float8(
+            values, drawn.to(torch.int16).view(torch.float16), dtype
+        ).view(torch.uint8)
+        shown = neighbours[((bounds + drawn) >> rounding.NOISE_BITS).long()]
+        assert torch.equal(shown, wanted)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_neither_threads_nor_blocks_change_the_bits(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = torch.randn(300, 401, generator=torch.Generator().manual_seed(1))
+    noise = rounding._noise(value.shape, torch.Generator().manual_seed(SEED))
+    wanted = rounding._round_to_float8(value.half(), noise, dtype).view(torch.uint8)
+    before = torch.get_num_threads()
+    try:
+        for threads, block in ((1, 2**15), (2, 2**15), (2, 2**17), (1, 500), (1, 10)):
+            torch.set_num_threads(threads)
+            monkeypatch.setattr(rounding, "BLOCK_ELEMENTS", block)
+            assert torch.equal(bits(value, dtype), wanted)
+    finally:
+        torch.set_num_threads(before)
