@@ -15,9 +15,9 @@ from comfy.sampling import run, samplers
 from tests.support import tiny_checkpoint
 
 MIB = 1 << 20
-# An item is estimated at 15 MiB; the least holds the weights, the most all items that fit together.
-CAPACITIES = [6 * MIB, 55 * MIB, 100 * MIB, 4096 * MIB]
-SIGMAS = torch.tensor([8.0, 3.0, 1.0, 0.0])
+# An item is estimated at 31 MiB; the least holds the weights, the most all items that fit together.
+CAPACITIES = [6 * MIB, 120 * MIB, 4096 * MIB]
+SIGMAS = torch.tensor([8.0, 2.0, 0.0])
 
 
 def text(tokens: int, seed: int, **options: Any) -> list[Any]:
@@ -63,7 +63,7 @@ def test_more_memory_makes_fewer_calls_and_the_same_picture(
     for capacity in CAPACITIES:
         accelerator.set_capacity(capacity)
         model = loading.load_checkpoint_guess_config(
-            str(path), output_vae=False, output_clip=False
+            str(path), False, False, model_options={"dtype": torch.float32}
         ).model
         found.append(sampled(model))
         residency.unload_all_models()
@@ -75,4 +75,4 @@ def test_more_memory_makes_fewer_calls_and_the_same_picture(
     assert max(found[0][1]) == 1
     assert len(set(items)) == 1
     for made, _ in found[:-1]:
-        torch.testing.assert_close(made, found[-1][0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(made, found[-1][0], rtol=0, atol=1e-4 * float(made.std()))
