@@ -81,6 +81,10 @@ class CONDFrames(CONDRegular):
         return self.__class__(cond, self.frame_axis, self.parts)
 
 
+class CONDWhole(CONDRegular):
+    """A tensor that windows over a video leave whole, though it may have as many frames."""
+
+
 class CONDNoiseShape(CONDRegular):
     """A tensor with the latent's axes, cut to the entry's area."""
 

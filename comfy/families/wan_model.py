@@ -228,9 +228,12 @@ class WAN22_S2V(WAN21):
             made["audio_embed"] = conds.CONDFrames(states.movedim(1, 3), 3, PARTS)
         if references is not None:
             made["reference_latent"] = conds.CONDRegular(shown_latents(self, references[-1:])[0])
-        for name in ("reference_motion", "control_video"):
+        for name, kind in (
+            ("reference_motion", conds.CONDWhole),
+            ("control_video", conds.CONDRegular),
+        ):
             if kwargs.get(name) is not None:
-                made[name] = conds.CONDRegular(self.process_latent_in(kwargs[name]))
+                made[name] = kind(self.process_latent_in(kwargs[name]))
         return made
 
     def extra_conds_shapes(self, **kwargs: Any) -> dict[str, list[int]]:

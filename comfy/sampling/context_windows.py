@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfy.conds import CONDWhole
 from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.patching.wrappers import WrappersMP
 from comfy.sampling import window_parts
@@ -160,7 +161,7 @@ class IndexListContextHandler:
     def _window_value(self, value: Any, x_in: Tensor, window: IndexListContextWindow) -> Any:
         """The window's part of a tensor or network input that has a frame for each of x_in's."""
         tensor = getattr(value, "cond", value)
-        if not torch.is_tensor(tensor):
+        if not torch.is_tensor(tensor) or isinstance(value, CONDWhole):
             return value
         known, parts = getattr(value, "frame_axis", None), getattr(value, "parts", 1)
         if known is not None:

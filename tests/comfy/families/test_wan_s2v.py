@@ -183,15 +183,21 @@ def test_few_earlier_frames_stand_behind_nothing() -> None:
     assert close(run(model, reference_motion=more), run(model, reference_motion=whole))
 
 
-def test_windows_of_a_video_hear_their_own_part(tmp_path: Path) -> None:
+def test_windows_of_a_video_see_their_own_part(tmp_path: Path) -> None:
+    """Of sound and poses; the frames before the video are whole, even if there are as many."""
     model = load(tmp_path).model
-    sound, latent = noise(1, 3, 6, 24), torch.zeros(1, 16, 8, *SMALL)
-    made = model.extra_conds(noise=latent, device=latent.device, audio_embed=sound)
+    latent, poses, before = (noise(1, 16, 19, *SMALL, seed=seed) for seed in range(3))
+    sound = noise(1, 3, 6, 68)
+    given = {"audio_embed": sound, "control_video": poses, "reference_motion": before}
+    made = model.extra_conds(noise=latent, device=latent.device, **given)
     handler = handler_of("standard_static", context_length=3, dim=2)
-    window = context_windows.IndexListContextWindow([4, 5, 6], 2, 8)
+    window = context_windows.IndexListContextWindow([15, 16, 17], 2, 19)
     (part,) = handler.get_resized_cond([{"model_conds": made}], latent, window)
-    cut = part["model_conds"]["audio_embed"].cond
-    assert torch.equal(cut, torch.cat([sound[..., 16:], torch.zeros(1, 3, 6, 4)], dim=3))
+    cut = {name: value.cond for name, value in part["model_conds"].items()}
+    silent = torch.zeros(1, 3, 6, 4)
+    assert torch.equal(cut["audio_embed"], torch.cat([sound[..., 60:], silent], dim=3))
+    assert torch.equal(cut["control_video"], model.process_latent_in(poses)[:, :, 15:18])
+    assert torch.equal(cut["reference_motion"], model.process_latent_in(before))
 
 
 def test_pictures_and_earlier_frames_weigh_in_the_estimate(tmp_path: Path) -> None:
