@@ -106,7 +106,7 @@ def _single_precision_levels(sigmas: Tensor) -> list[float]:
     log_alpha = 0.5 * torch.log(1 / (sigmas.float().cpu() ** 2 + 1))
     log_deviation = torch.log(torch.sqrt(1 - torch.exp(2 * log_alpha)))
     levels: list[float] = torch.exp(log_deviation - log_alpha).tolist()
-    distinct = all(after != before for before, after in pairwise(levels)) and levels[-1] > 0
+    distinct = all(after != before for before, after in pairwise(levels)) and min(levels) > 0
     return levels if distinct else sigmas.tolist()
 
 

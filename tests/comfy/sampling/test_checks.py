@@ -74,11 +74,20 @@ def test_levels_that_go_down_and_up_are_refused_with_both_numbers() -> None:
         sample([5.0, 2.0, 3.0, 0.0])
 
 
-def test_flipped_levels_run_with_a_sampler_without_noise() -> None:
-    made = sample([0.01, 1.0, 5.0], torch.ones(1, 4, 8, 8), noise=torch.zeros(1, 4, 8, 8))
-    assert torch.isfinite(made).all()
-    with pytest.raises(ValueError, match="adds noise only goes down"):
-        sample([0.01, 1.0, 5.0], name="euler_ancestral")
+@pytest.mark.parametrize("kind", ["EPS", "FLOW"])
+@pytest.mark.parametrize("name", solvers.MENU_NAMES)
+def test_flipped_levels_run_or_are_refused_where_noise_is_added(name: str, kind: str) -> None:
+    follows = name in ("euler", "dpmpp_2m", "uni_pc", "uni_pc_bh2", "deis", "lms", "ipndm", "heun")
+    refuses = name in ("euler_ancestral", "dpmpp_2m_sde", "er_sde", "lcm", "sa_solver")
+    for sigmas in ([0.01, 0.5], [1e-4, 0.2, 0.9], [1e-6, 1e-3, 0.1, 0.3, 0.6, 0.8]):
+        said = ""
+        try:
+            made = sample(sigmas, torch.ones(1, 4, 8, 8), name=name, kind=kind)
+        except ValueError as error:
+            said = str(error)
+        assert "adds noise only goes down" in said if said else torch.isfinite(made).all()
+        assert not (said and follows)
+        assert said or not refuses
 
 
 def test_levels_that_rise_from_zero_are_refused() -> None:
