@@ -226,6 +226,29 @@ def test_the_name_and_else_the_precision_of_a_file_tells_its_latent_space(
     torch.testing.assert_close(vae.encode(pixels), encoded, atol=2e-2, rtol=1e-2)
 
 
+def test_the_light_ones_take_latents_and_give_pixels_as_they_were_trained() -> None:
+    """That of Wan 2.2 takes them as the autoencoder makes them; that of HunyuanVideo 1.5 gives -1
+    to 1 and lets a fifth of negative values through.
+    """
+    for name, channels in (("lighttaew2_2", 48), ("lighttaehy1_5", 32)):
+        weights = narrow(channels, 2).state_dict()
+        vae = VAE(sd=weights, dtype=torch.float32)
+        assert vae.spec.name == f"TAEHV ({name})"
+        latent = normal(1, channels, 2, 2, 2)
+        sizes: dict[str, Any] = {"patch_size": 2, "widths": (16, 8, 8, 8), "encoder_width": 8}
+        if channels == 48:
+            network = TAEHV(channels, **sizes)
+            network.load_state_dict(weights)
+            expected = network.decode(latent)
+        else:
+            network = TAEHV(channels, leak=0.2, is_signed=True, **sizes)
+            network.load_state_dict(weights)
+            signed = network.decode(latent_formats.HunyuanVideo15().process_in(latent))
+            assert signed.min() < 0
+            expected = (signed / 2 + 0.5).clamp(0, 1)
+        torch.testing.assert_close(vae.decode(latent), expected.movedim(1, -1))
+
+
 def test_a_saved_file_still_knows_its_latent_space(folder: Path) -> None:
     put(folder / "taehv.safetensors")
     vae = load("taehv.safetensors")
