@@ -2,10 +2,13 @@
 
 Code of a step may load more models, which the plan of the run knew nothing of. What it then takes
 from the run's own models has to leave them able to go on: streamed, with their patches and hooks.
+What another thread wants of them waits for the end of the present call of the network, which would
+find its weights on two devices.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,6 +28,8 @@ class Run:
     def __init__(self, patcher: Any, entries: Iterable[LoadedModel]) -> None:
         self.patcher = weakref.ref(patcher)
         self.entries = tuple(entries)
+        self.thread = threading.get_ident()
+        self._asked: dict[LoadedModel, int] = {}
         others = [e.model for e in self.entries if not e.is_of(patcher)]
         self._shown = [
             (weakref.ref(view), _patches_of(view), getattr(view, "current_hooks", None))
@@ -50,6 +55,16 @@ class Run:
             if ours and patcher.current_hooks is not hooks:
                 patcher.patch_hooks(hooks)
 
+    def ask(self, entry: LoadedModel, wanted: int) -> None:
+        """Note that another thread wants some bytes of a model freed."""
+        self._asked[entry] = max(wanted, self._asked.get(entry, 0))
+
+    def give_what_was_asked(self) -> None:
+        """Free what other threads wanted; to be called between calls, by the run's own thread."""
+        asked, self._asked = self._asked, {}
+        for entry, wanted in asked.items():
+            make_smaller(entry, wanted)
+
 
 def _patches_of(view: Any) -> Any:
     """The identity of the patches that a patcher's module shows; packs bring simpler patchers."""
@@ -63,12 +78,16 @@ _runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
 @contextmanager
 def running(patcher: Any, entries: Iterable[LoadedModel]) -> Iterator[Run]:
     """Note for the length of a block that a call runs on models; arguments as of `Run`."""
+    for outer in [ref() for ref in _runs.valuerefs()]:
+        if outer is not None and outer.thread == threading.get_ident():
+            outer.give_what_was_asked()
     run = Run(patcher, entries)
     _runs[id(run)] = run
     try:
         yield run
     finally:
         _runs.pop(id(run), None)
+    run.give_what_was_asked()
 
 
 def run_of(entry: LoadedModel) -> Run | None:
@@ -91,9 +110,15 @@ def is_running(entry: LoadedModel) -> bool:
 
 
 def make_smaller(entry: LoadedModel, wanted: int) -> None:
-    """Free some bytes of a model that a call under way runs on, which then goes on streamed."""
+    """Free some bytes of a model that a call under way runs on, which then goes on streamed.
+
+    A call of another thread does it when it is between two uses of the network.
+    """
     patcher, run = entry.model, run_of(entry)
     if patcher is None:
+        return
+    if run is not None and run.thread != threading.get_ident():
+        run.ask(entry, wanted)
         return
     patcher.partially_unload(patcher.offload_device, wanted)
     if run is not None:

@@ -5,6 +5,7 @@ A wrapper frees memory, fails to load something, or samples on the same network 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import comfy.model_management as mm
 import comfy.sample
 import comfy.samplers
 import comfy.sd
-from comfy.devices import running
+from comfy.devices import residency, running
 from comfy.model_patcher import ModelPatcher, ModelPatcherDynamic
 from tests.comfy.patching.test_packs_sampling import NEGATIVE, POSITIVE, close
 from tests.support import tiny_checkpoint
@@ -187,3 +188,61 @@ def test_a_cancelled_call_is_forgotten(model: Any) -> None:
     assert not running.is_running(entry)
     mm.unload_all_models()
     assert not mm.current_loaded_models
+
+
+FREEING: dict[str, Callable[[Any], Any]] = {
+    "unload_all_models": lambda view: residency.unload_all_models(),
+    "free_memory": lambda view: residency.free_memory(residency.EVERYTHING, view.load_device),
+    "unload_model_clones": lambda view: residency.unload_model_clones(view),
+}
+
+
+@pytest.mark.parametrize("way", FREEING)
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_thread_takes_weights_between_calls_of_the_network(
+    model: Any, kind: type[ModelPatcher], way: str
+) -> None:
+    before = snapshot(model.model)
+    want = sample(view_of(model, kind), 5, steps=3)
+    view, sizes = view_of(model, kind), []
+
+    def free_elsewhere(q: Tensor, k: Tensor, v: Tensor, _: Any) -> tuple[Tensor, Tensor, Tensor]:
+        sizes.append(view.loaded_size())
+        if len(sizes) == 2:
+            thread = threading.Thread(target=FREEING[way], args=(view,))
+            thread.start()
+            thread.join()
+            assert view.loaded_size() == sizes[0], "a layer in use lost its weights"
+        return q, k, v
+
+    view.set_model_attn1_patch(free_elsewhere)
+    assert close(sample(view, 5, steps=3), want)
+    assert sizes[0] > view.model_size() / 2
+    assert sizes[-1] < sizes[0], "what the other thread wanted was never freed"
+    residency.unload_all_models()
+    assert_untouched(model.model, before)
+
+
+def test_a_busy_run_of_one_thread_outlives_the_freeing_of_another(model: Any) -> None:
+    want, view, done = sample(view_of(model), 5, steps=3), view_of(model), threading.Event()
+
+    def free_often() -> None:
+        while not done.wait(0.002):
+            residency.free_memory(residency.EVERYTHING, view.load_device)
+
+    thread, steps = threading.Thread(target=free_often), []
+
+    def end_in_last_step(args: dict[str, Any]) -> Tensor:
+        steps.append(args["sigma"])
+        if len(steps) == 3:
+            done.set()
+            thread.join()
+        return args["denoised"]
+
+    act_in_first_step(view, thread.start)
+    view.set_model_sampler_post_cfg_function(end_in_last_step)
+    try:
+        assert close(sample(view, 5, steps=3), want)
+    finally:
+        done.set()
+    assert len(steps) == 3
