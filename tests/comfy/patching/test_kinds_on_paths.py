@@ -3,6 +3,8 @@ path that a weight takes to its layer: the same bits on all of them, and nothing
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +16,14 @@ from comfy.patching.dynamic import ModelPatcherDynamic
 from comfy.patching.hook_group import HookGroup
 from comfy.patching.hooks import EnumWeightTarget, WeightHook, create_target_dict
 from comfy.patching.patcher import ModelPatcher
-from comfy.weights.adapters import ADAPTERS
+from comfy.weights.adapters import ADAPTERS, LoRAAdapter
 from comfy.weights.arithmetic import calculate_weight
 from comfy.weights.assign import assign_weights
 from comfy.weights.lora import load_lora
-from tests.comfy.patching.test_residency_of_one_model import on_cpu, run
+from tests.comfy.patching.test_residency_of_one_model import TOKENS, X, on_cpu, run
 from tests.comfy.weights.test_encodings import coded
 from tests.support.accelerator import CPU, Network, assert_untouched, bytes_of, snapshot
+from tests.support.from_file import network_from_file
 
 KEYS = ("embed.weight", "conv.weight", "blocks.0.up.weight", "blocks.1.down.weight", "out.weight")
 STEP = {
@@ -77,9 +80,48 @@ KINDS = (
 )  # fmt: skip
 
 
-def patches_for(model: Network, kind: str) -> dict[str, Any]:
+PLACED = ("parts of rows", "part of columns", "function", "padded diff", "model_as_lora")
+"""Changes that say where they go, or how; a file holds none of them as such."""
+
+
+def turned(change: Tensor) -> Tensor:
+    return change.flip(0)
+
+
+def placed(kind: str, key: str, shape: tuple[int, ...]) -> dict[Any, Any]:
+    """One change of a kind of `PLACED`, or two, as `add_patches` takes them."""
+    rows, columns, half = shape[0], shape[1] // 2, shape[0] // 2
+    up, down = rand(half, 2), rand(2, *shape[1:])
+    grown = (rows + 3, *shape[1:]) if key == "embed.weight" else shape  # a table may have more rows
+    return {
+        "parts of rows": {
+            (key, (0, 1, half)): LoRAAdapter(set(), (up, down, 1.0, None, None, None)),
+            (key, (0, -half, half)): ("diff", (rand(half, *shape[1:]),)),
+        },
+        "part of columns": {(key, (1, 1, columns)): ("diff", (rand(rows, columns, *shape[2:]),))},
+        "function": {
+            (key, (0, 0, rows), turned): LoRAAdapter(
+                set(), (rand(rows, 2), down, 1.0, None, None, None)
+            )
+        },
+        "padded diff": {key: ("diff", (rand(*grown), {"pad_weight": True}))},
+        "model_as_lora": {key: ("model_as_lora", (rand(*shape),))},
+    }[kind]
+
+
+def entries(patches: dict[Any, Any], key: str, strength: float, factor: float) -> list[Any]:
+    """The changes of one weight as `calculate_weight` takes them."""
+    found = [((k, None, None) if k == key else (*k, None)[:3], v) for k, v in patches.items()]
+    return [(strength, v, factor, k[1], k[2]) for k, v in found if k[0] == key]
+
+
+def patches_for(model: Network, kind: str) -> dict[Any, Any]:
     state = model.state_dict()
-    patches = {}
+    patches: dict[Any, Any] = {}
+    if kind in PLACED:
+        for key in KEYS:
+            patches.update(placed(kind, key, tuple(state[key].shape)))
+        return patches
     for key in KEYS:
         file = {f"x.{name}": t for name, t in tensors_of(kind, tuple(state[key].shape)).items()}
         patches.update(load_lora(file, {"x": key}))
@@ -93,12 +135,12 @@ def test_no_kind_is_forgotten() -> None:
     assert found == {kind.name for kind in ADAPTERS} | {"diff", "set"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, *PLACED])
 def test_every_path_gives_the_same_bits_and_leaves_the_weights(
     accelerator: Any, kind: str, dtype: torch.dtype
 ) -> None:
-    model = Network(dtype=dtype, operations=ops.manual_cast)
+    model = Network(depth=2, dtype=dtype, operations=ops.manual_cast)
     model.scale.data = torch.ones(1)  # used without a layer, and there is no product in float8
     before, plain = snapshot(model), on_cpu(model)
     patches = patches_for(model, kind)
@@ -117,29 +159,50 @@ def test_every_path_gives_the_same_bits_and_leaves_the_weights(
     assert torch.equal(on_cpu(model), plain)
 
 
-@pytest.mark.parametrize("dtype", STEP, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("strength", "strength_model"), [(0.0, 1.0), (-1.5, 1.0), (40.0, 1.0), (0.5, -0.25)]
-)
-def test_a_rounded_weight_is_next_to_the_exact_one(
-    kind: str, dtype: torch.dtype, strength: float, strength_model: float
+@pytest.mark.parametrize("used", [torch.float32, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, *PLACED])
+def test_what_was_read_from_a_file_shows_the_same_and_comes_back(
+    kind: str, used: torch.dtype, tmp_path: Path
 ) -> None:
-    model = Network(dtype=dtype)
-    view = ModelPatcher(model, CPU, CPU)
+    """Such weights lend their memory, where the kind of change allows it."""
+    model = network_from_file(tmp_path, used=used)
+    model.scale.data = torch.ones(1)
     patches, before = patches_for(model, kind), snapshot(model)
-    view.add_patches(patches, strength, strength_model)
-    view.patch_model(CPU)
-    limit = torch.finfo(dtype).max
-    for key in KEYS:
-        entry = [(strength, patches[key], strength_model, None, None)]
-        exact = calculate_weight(entry, before[key][1].float().clone(), key).clamp(-limit, limit)
-        shown = model.state_dict()[key]
-        assert shown.dtype == dtype
-        bound = STEP[dtype] * exact.abs() + max(torch.finfo(dtype).tiny, 2**-16)
-        assert bool(((shown.float() - exact).abs() <= bound).all())
-    view.unpatch_model()
-    assert_untouched(model, before)
+    want = on_cpu(copy.deepcopy(model), patches)
+    for patcher_class in (ModelPatcher, ModelPatcherDynamic):
+        patcher = patcher_class(model, CPU, CPU)
+        patcher.add_patches(patches)
+        patcher.patch_model(CPU)
+        lent = patcher.residence.lent
+        if kind == "lora" and used != torch.float8_e4m3fn:
+            assert lent.keys() == set(KEYS)
+        with torch.inference_mode():
+            torch.testing.assert_close(model(X, TOKENS), want, rtol=1e-5, atol=1e-5)
+        patcher.detach()
+        assert_untouched(model, before)
+
+
+@pytest.mark.parametrize("dtype", STEP, ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, *PLACED])
+def test_a_rounded_weight_is_next_to_the_exact_one(kind: str, dtype: torch.dtype) -> None:
+    model = Network(depth=2, dtype=dtype)
+    patches, before = patches_for(model, kind), snapshot(model)
+    limit, least = torch.finfo(dtype).max, max(torch.finfo(dtype).tiny, 2**-16)
+    for strength, factor in ((0.0, 1.0), (-1.5, 1.0), (40.0, 1.0), (0.5, -0.25)):
+        view = ModelPatcher(model, CPU, CPU)
+        view.add_patches(patches, strength, factor)
+        view.patch_model(CPU)
+        shown = model.state_dict()
+        for key in KEYS:
+            original = before[key][1].to(torch.float32, copy=True)
+            exact = calculate_weight(entries(patches, key, strength, factor), original, key)
+            exact = exact.clamp(-limit, limit)
+            assert shown[key].dtype == dtype
+            assert bool(
+                ((shown[key].float() - exact).abs() <= STEP[dtype] * exact.abs() + least).all()
+            )
+        view.unpatch_model()
+        assert_untouched(model, before)
 
 
 @pytest.mark.parametrize("dtype", list(STEP)[1:], ids=str)
@@ -196,12 +259,9 @@ def test_coded_weights_give_the_same_streamed_and_resident(accelerator: Any, kin
         assert torch.equal(value.flatten().view(torch.uint8), before[key]), key
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_hook_shows_what_a_patch_would_and_hides_it_again(
-    accelerator: Any, kind: str, dtype: torch.dtype
-) -> None:
-    model = Network(dtype=dtype, operations=ops.manual_cast)
+@pytest.mark.parametrize("kind", [*KINDS, *PLACED])
+def test_a_hook_shows_what_a_patch_would_and_hides_it_again(accelerator: Any, kind: str) -> None:
+    model = Network(depth=2, dtype=torch.float8_e4m3fn, operations=ops.manual_cast)
     model.scale.data = torch.ones(1)
     patches, before = patches_for(model, kind), snapshot(model)
     plain, want = on_cpu(model), on_cpu(model, patches)
