@@ -98,7 +98,8 @@ class TAESDPreviewerImpl(LatentPreviewer):
     def expected_s(self, x0: Tensor) -> float:
         """Seconds that the pictures of x0 will take, by the last one, or by a corner of x0."""
         if self._cell_s is None:
-            self.decode_latent_to_preview(x0[..., :CORNER, :CORNER])
+            for _ in range(2):  # the first time a device also prepares its kernels
+                self.decode_latent_to_preview(x0[..., :CORNER, :CORNER])
         return (self._cell_s or 0.0) * x0.shape[-2] * x0.shape[-1] * len(shown_frames(x0))
 
 

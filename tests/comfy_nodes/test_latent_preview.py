@@ -363,6 +363,21 @@ def test_a_video_decoder_is_expected_to_take_the_time_of_all_its_frames(
         assert expected_s == pytest.approx(shown * 0.2) == pytest.approx(clock[0] - start_s)
 
 
+def test_what_a_device_prepares_once_is_not_taken_for_the_cost_of_a_picture(
+    clock: list[float],
+) -> None:
+    class Slow:
+        seconds = 5.0
+
+        def decode(self, x0: Tensor) -> Tensor:
+            clock[0] += self.seconds
+            self.seconds = 0.01
+            return torch.zeros(1, 3, 8 * x0.shape[-2], 8 * x0.shape[-1])
+
+    previewer = latent_preview.TAESDPreviewerImpl(Slow())
+    assert previewer.expected_s(torch.zeros(1, 4, 16, 16)) == pytest.approx(4 * 0.01)
+
+
 def test_a_run_shows_decoded_frames_once_its_time_pays_for_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clock: list[float]
 ) -> None:
