@@ -78,12 +78,12 @@ _runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
 @contextmanager
 def running(patcher: Any, entries: Iterable[LoadedModel]) -> Iterator[Run]:
     """Note for the length of a block that a call runs on models; arguments as of `Run`."""
-    for outer in [ref() for ref in _runs.valuerefs()]:
-        if outer is not None and outer.thread == threading.get_ident():
-            outer.give_what_was_asked()
     run = Run(patcher, entries)
     _runs[id(run)] = run
     try:
+        for outer in [ref() for ref in _runs.valuerefs()]:
+            if outer is not None and outer.thread == run.thread:
+                outer.give_what_was_asked()  # this call has its hooks shown again after
         yield run
     finally:
         _runs.pop(id(run), None)

@@ -197,28 +197,31 @@ FREEING: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("within", [True, False], ids=["within a call", "after one"])
 @pytest.mark.parametrize("way", FREEING)
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_thread_takes_weights_between_calls_of_the_network(
-    model: Any, kind: type[ModelPatcher], way: str
+    model: Any, kind: type[ModelPatcher], way: str, within: bool
 ) -> None:
     before = snapshot(model.model)
     want = sample(view_of(model, kind), 5, steps=3)
     view, sizes = view_of(model, kind), []
 
-    def free_elsewhere(q: Tensor, k: Tensor, v: Tensor, _: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def look() -> None:
         sizes.append(view.loaded_size())
         if len(sizes) == 2:
             thread = threading.Thread(target=FREEING[way], args=(view,))
             thread.start()
             thread.join()
-            assert view.loaded_size() == sizes[0], "a layer in use lost its weights"
-        return q, k, v
+            assert view.loaded_size() == sizes[-1], "a layer in use lost its weights"
 
-    view.set_model_attn1_patch(free_elsewhere)
+    if within:
+        view.set_model_attn1_patch(lambda q, k, v, _: look() or (q, k, v))
+    else:
+        view.set_model_sampler_post_cfg_function(lambda args: look() or args["denoised"])
     assert close(sample(view, 5, steps=3), want)
-    assert sizes[0] > view.model_size() / 2
-    assert sizes[-1] < sizes[0], "what the other thread wanted was never freed"
+    assert sizes[1] > view.model_size() / 2
+    assert sizes[-1] < sizes[1], "what the other thread wanted was never freed"
     residency.unload_all_models()
     assert_untouched(model.model, before)
 
