@@ -70,8 +70,9 @@ def _converted_float8(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         tensor.flatten() if weight.is_contiguous() else tensor.movedim(1, -1).flatten()
         for tensor in (weight.detach().view(torch.uint8), out)
     )  # in the order of their memory, so none is copied
+    places = torch.empty(min(len(stored), BLOCK_ELEMENTS), dtype=torch.int32, device="cpu")
     for block, into in zip(stored.split(BLOCK_ELEMENTS), values.split(BLOCK_ELEMENTS)):
-        torch.index_select(table, 0, block.to(torch.int32), out=into)
+        torch.index_select(table, 0, places[: len(block)].copy_(block), out=into)
     return out
 
 
