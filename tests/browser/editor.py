@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 PATIENCE_MS = 60_000.0
 LOADER, SAMPLER, SAVE = 1, 5, 7  # nodes of the demo workflow
@@ -72,7 +74,7 @@ class Watch:
         r"|/api/experiment/models/preview/.*|/api/view_metadata/.*)"
     )
 
-    @contextmanager
+    @contextlib.contextmanager
     def over(self, page: Any) -> Iterator[None]:
         """Listens to a page."""
         heard = {
@@ -87,7 +89,7 @@ class Watch:
         for event, listener in heard.items():
             page.remove_listener(event, listener)
 
-    @contextmanager
+    @contextlib.contextmanager
     def server_down(self) -> Iterator[None]:
         """Counts nothing: browsers report every attempt to reach a server that is not there."""
         self.is_server_down = True
@@ -273,6 +275,18 @@ class Editor:
         with self.page.expect_file_chooser() as chooser:
             self.click_node(node_id, button)
         chooser.value.set_files(path)
+
+    def choose(self, place: Any, entry: str) -> None:
+        """Chooses an entry of the menu that a right click opens.
+
+        A click that meets an earlier menu while it closes opens none, so it may be repeated.
+        """
+        found = self.page.get_by_role("menuitem", name=entry)
+        for _ in range(5):
+            place.click(button="right")
+            with contextlib.suppress(PlaywrightTimeout):
+                return found.click(timeout=4000)
+        raise AssertionError(f"no menu with the entry {entry!r}")
 
     def open_panel(self, name: str) -> None:
         """Opens a panel of the side bar: assets, node-library, model-library or workflows."""

@@ -131,12 +131,10 @@ def test_a_finished_job_gives_its_graph_back(editor: Editor, server: ServerProce
     row.wait_for(state="hidden")
     editor.open_panel("assets")
     asset = editor.page.get_by_alt_text("given-back_00001_").first
-    asset.click(button="right")
-    editor.page.get_by_role("menuitem", name="Insert as node in workflow").click()
+    editor.choose(asset, "Insert as node in workflow")
     editor.wait("() => window.app.graph.nodes.at(-1).imgs?.[0]?.naturalWidth === 64")
     assert editor.types() == ["EmptyImage", "SaveImage", "LoadImage"]
-    asset.click(button="right")
-    editor.page.get_by_role("menuitem", name="Delete").click()
+    editor.choose(asset, "Delete")
     editor.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     asset.wait_for(state="hidden")
     assert server.get("/api/jobs")["jobs"] == []

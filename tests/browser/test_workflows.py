@@ -38,8 +38,7 @@ def test_a_workflow_is_saved_found_bookmarked_renamed_and_deleted(
     saved.get_by_role("button", name="Bookmark").click()
     panel.get_by_text("Bookmarks").wait_for()
     assert '"workflows/evening sky.json"' in (folder / ".index.json").read_text()
-    panel.get_by_role("treeitem", name="evening sky").last.click(button="right")
-    page.get_by_role("menuitem", name="Rename").click()
+    editor.choose(panel.get_by_role("treeitem", name="evening sky").last, "Rename")
     page.keyboard.press("Control+a")
     page.keyboard.type("morning sky")
     page.keyboard.press("Enter")
@@ -47,8 +46,7 @@ def test_a_workflow_is_saved_found_bookmarked_renamed_and_deleted(
     renamed.wait_for()
     assert [path.name for path in folder.glob("[!.]*.json")] == ["morning sky.json"]
 
-    renamed.click(button="right")
-    page.get_by_role("menuitem", name="Delete").click()
+    editor.choose(renamed, "Delete")
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     panel.get_by_text("No workflows found").wait_for()
 
