@@ -51,6 +51,8 @@ class BaseModel(nn.Module):
         unet_model: Class of the network.
     """
 
+    memory_usage_factor_conds: tuple[str, ...] = ()
+
     def __init__(
         self,
         model_config: ModelFamily,
@@ -80,7 +82,6 @@ class BaseModel(nn.Module):
         self.adm_channels: int = unet_config.get("adm_in_channels") or 0
         self.concat_keys: tuple[str, ...] = ()
         self.memory_usage_factor = model_config.memory_usage_factor
-        self.memory_usage_factor_conds: tuple[str, ...] = ()
 
     # -- prediction ------------------------------------------------------------------------------
 

@@ -27,7 +27,10 @@ class WAN21(BaseModel):
 
     Args:
         image_to_video: Whether a mask stands beside the picture even if nobody gives the picture.
+        unet_model: Class of the network; None: `network`.
     """
+
+    network: Any = WanModel
 
     def __init__(
         self,
@@ -35,9 +38,11 @@ class WAN21(BaseModel):
         model_type: ModelType | None = ModelType.FLOW,
         image_to_video: bool = False,
         device: torch.device | str | None = None,
-        unet_model: Any = WanModel,
+        unet_model: Any = None,
     ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=unet_model)
+        super().__init__(
+            model_config, model_type, device=device, unet_model=unet_model or self.network
+        )
         self.image_to_video = image_to_video
 
     def conditioning_widths(self) -> dict[str, int]:
@@ -109,15 +114,7 @@ class WAN21(BaseModel):
 class WAN21_Vace(WAN21):
     """Control videos with masks, each with a strength."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW,
-        image_to_video: bool = False,
-        device: torch.device | str | None = None,
-    ) -> None:
-        network = VaceWanModel
-        super().__init__(model_config, model_type, image_to_video, device, unet_model=network)
+    network = VaceWanModel
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """The control videos [B, N, C, T, H, W], too; one of nothing, all to be made, without
@@ -145,15 +142,7 @@ class WAN21_Vace(WAN21):
 class WAN22_Animate(WAN21):
     """Poses and pictures of a face."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW,
-        image_to_video: bool = False,
-        device: torch.device | str | None = None,
-    ) -> None:
-        network = AnimateWanModel
-        super().__init__(model_config, model_type, image_to_video, device, unet_model=network)
+    network = AnimateWanModel
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """Poses and pictures, too."""
@@ -169,16 +158,8 @@ class WAN22_Animate(WAN21):
 class WAN21_HuMo(WAN21):
     """A picture behind the video, and sound."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW,
-        image_to_video: bool = False,
-        device: torch.device | str | None = None,
-    ) -> None:
-        network = HumoWanModel
-        super().__init__(model_config, model_type, image_to_video, device, unet_model=network)
-        self.memory_usage_factor_conds = ("reference_latent",)
+    network = HumoWanModel
+    memory_usage_factor_conds = ("reference_latent",)
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """The picture [B, C, R, H, W] with all channels of the input, and sound, too.
@@ -208,16 +189,8 @@ class WAN21_HuMo(WAN21):
 class WAN22_S2V(WAN21):
     """A picture, sound, poses, and the frames before the video."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW,
-        image_to_video: bool = False,
-        device: torch.device | str | None = None,
-    ) -> None:
-        network = S2VWanModel
-        super().__init__(model_config, model_type, image_to_video, device, unet_model=network)
-        self.memory_usage_factor_conds = ("reference_latent", "reference_motion")
+    network = S2VWanModel
+    memory_usage_factor_conds = ("reference_latent", "reference_motion")
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """All of them, too; sound is silent after its end."""
