@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import node_helpers
 from comfy.sampling import batching, conditioning, guidance
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.guidance import HOOKS, say_unasked, with_rule
@@ -82,7 +83,8 @@ class Guider_PerpNeg(guidance.CFGGuider):
     neg_scale = 1.0
 
     def set_conds(self, positive: Any, negative: Any, empty: Any) -> None:  # type: ignore[override]
-        """The texts, and the conditioning of no text."""
+        """The texts, and the conditioning of no text, which models take for a negative one."""
+        empty = node_helpers.conditioning_set_values(empty, {"prompt_type": "negative"})
         conds = {"positive": positive, "negative": negative, "empty_negative_prompt": empty}
         self.inner_set_conds(conds)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import latent_preview
+import node_helpers
 from comfy import progress
 from comfy.devices import placement
 from comfy.nested_tensor import NestedTensor
@@ -156,7 +157,8 @@ class Guider_DualCFG(guidance.CFGGuider):
         self.cfg1, self.cfg2, self.nested = cfg1, cfg2, nested
 
     def set_conds(self, positive: Any, middle: Any, negative: Any) -> None:  # type: ignore[override]
-        """The three conditionings."""
+        """The three conditionings; models take the middle one for a negative text."""
+        middle = node_helpers.conditioning_set_values(middle, {"prompt_type": "negative"})
         conds = {"positive": positive, "middle": middle, "negative": negative}
         self.inner_set_conds(conds)
 
