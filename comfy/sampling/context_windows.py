@@ -174,6 +174,15 @@ class IndexListContextHandler:
             part = part.flatten(known, known + 1)
         return part if torch.is_tensor(value) else value._copy_with(part)
 
+    def _window_input(
+        self, name: str, value: Any, x_in: Tensor, window: IndexListContextWindow
+    ) -> Any:
+        """As `_window_value`, for one input by name: one that counts the frames of the batch counts
+        those of the window."""
+        if name == window_parts.FRAME_COUNT and window.dim == window_parts.BATCH:
+            return value._copy_with(window.context_length)
+        return self._window_value(value, x_in, window)
+
     def get_resized_cond(
         self,
         cond_in: list[dict[str, Any]] | None,
@@ -197,7 +206,9 @@ class IndexListContextHandler:
                 elif name == "mask" and value is not None:
                     part[name] = window_parts.mask_of(value, x_in, window)
                 elif isinstance(value, dict):
-                    part[name] = {k: self._window_value(v, x_in, window) for k, v in value.items()}
+                    part[name] = {
+                        k: self._window_input(k, v, x_in, window) for k, v in value.items()
+                    }
                 else:
                     part[name] = self._window_value(value, x_in, window)
             area = part.get("area")
@@ -323,9 +334,9 @@ def apply_freenoise(
         return noise
     for start in range(0, frames - context_length, delta):
         target = start + context_length
-        order = torch.randperm(delta, generator=generator) + start
-        count = min(delta, frames - target)
-        source = noise.index_select(dim, order[:count].to(noise.device))
+        count = min(delta, frames - target)  # the last group ends with the frames
+        order = torch.randperm(count, generator=generator) + start
+        source = noise.index_select(dim, order.to(noise.device))
         noise.narrow(dim, target, count).copy_(source)
     return noise
 

@@ -18,6 +18,7 @@ from comfy import resize
 CHANNELS = 1  # axis that every window needs whole
 PICTURE_AXES = 4  # of latents of pictures; what has fewer axes beside them is text
 BATCH, TIME = 0, 2
+FRAME_COUNT = "num_video_frames"  # input of networks whose batch is one video
 
 
 def frame_axis(tensor: Tensor, x_in: Tensor, dim: int, known: int | None = None) -> int | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import comfy.context_windows
+from comfy.conds import CONDConstant
 from comfy.sampling import context_windows, noise, run, samplers, window_schedules
 from comfy.sampling.window_schedules import CONTEXT_MAPPING, FUSE_MAPPING
 from tests.comfy.sampling.support import (
@@ -132,6 +133,30 @@ def test_conditioning_with_a_frame_for_each_is_cut() -> None:
     assert entry["cross_attn"].shape[0] == 9
 
 
+class VideoModel(ClosedFormModel):
+    """Takes its batch for videos of so many frames, as Stable Video Diffusion does."""
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        frames = CONDConstant(kwargs["noise"].shape[0])
+        return {**super().extra_conds(**kwargs), "num_video_frames": frames}
+
+    def apply_model(self, x: Tensor, *args: Any, num_video_frames: int, **kwargs: Any) -> Tensor:
+        self.calls.append({"frames": num_video_frames, "videos": x.shape[0] / num_video_frames})
+        return super().apply_model(x, *args, **kwargs)
+
+
+def test_a_video_along_the_batch_is_as_long_as_its_window() -> None:
+    model = patcher(VideoModel())
+    model.model_options["context_handler"] = handler_of("batched", context_length=6)
+    latent = torch.zeros(16, 4, 3, 3)
+    run.sample(
+        model, noise.prepare_noise(latent, 1), 1, 2.0, "euler", "normal",
+        conditioning(POSITIVE), conditioning(NEGATIVE), latent, disable_pbar=True, seed=1,
+    )  # fmt: skip
+    calls = [call for call in model.model.calls if "frames" in call]
+    assert calls == [{"frames": count, "videos": 2} for count in (6, 6, 4)]
+
+
 def test_control_hints_are_cut_along_the_chain() -> None:
     def control(previous: Any = None) -> Any:
         made = SimpleNamespace(
@@ -154,6 +179,18 @@ def test_free_noise_repeats_the_first_window_shuffled() -> None:
     assert set(made.flatten().tolist()) <= set(start[:4].flatten().tolist())
     assert sorted(made[4:7].flatten().tolist()) == sorted(start[:3].flatten().tolist())
     assert torch.equal(made, context_windows.apply_freenoise(start, 0, 4, 1, seed=5))
+
+
+def test_the_last_group_of_free_noise_shuffles_as_many_frames_as_it_has_places() -> None:
+    """The group before it may be longer: its first frames are taken, in an order of their own."""
+    start = torch.arange(15.0)
+    made = context_windows.apply_freenoise(start, 0, 5, 1, seed=5)
+    assert sorted(made[5:9].tolist()) == [0, 1, 2, 3]
+    assert sorted(made[9:13].tolist()) == sorted(made[4:8].tolist())
+    assert sorted(made[13:].tolist()) == sorted(made[8:10].tolist())
+    generator = torch.Generator().manual_seed(5)
+    orders = [torch.randperm(count, generator=generator) for count in (4, 4, 2)]
+    assert made[13:].tolist() == made[orders[2] + 8].tolist()
 
 
 def test_free_noise_is_used_in_a_run() -> None:
