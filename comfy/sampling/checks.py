@@ -19,6 +19,7 @@ AXES = {
     4: "batch, channels, rows, columns",
     5: "batch, channels, time, rows, columns",
 }
+BATCH = 0  # axis of a latent
 TEXT = "c_crossattn"  # the network's argument for the tokens of a text
 
 
@@ -81,6 +82,20 @@ def check_axes(model: Any, latent_image: Tensor, model_options: Mapping[str, Any
             f"the model takes latents of {wanted} axes ({AXES[wanted]}), found one of "
             f"{latent_image.ndim}, {tuple(latent_image.shape)}; use an empty latent of this "
             "model's kind, or encode with its VAE"
+        )
+
+
+def check_windows(model_options: Mapping[str, Any], parts: int) -> None:
+    """Refuse windows over the cells of a latent of several parts, whose cells lie in one line.
+
+    Raises:
+        ValueError: A window would cut across the parts.
+    """
+    if parts > 1 and getattr(model_options.get("context_handler"), "dim", BATCH) != BATCH:
+        raise ValueError(
+            f"context windows: expected a latent of one part, found one of {parts} (a video with "
+            "its sound, say), whose parts no window can cut together; take the context window node "
+            "out, or sample the parts alone"
         )
 
 

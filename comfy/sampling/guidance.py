@@ -272,6 +272,7 @@ class CFGGuider:
         nested = getattr(latent_image, "is_nested", False)
         shapes: list[Any] | None = None
         if nested:
+            checks.check_windows(self.model_options, len(latent_image.unbind()))
             noise, shapes = nested_tensor.pack(noise.unbind())
             latent_image, _ = nested_tensor.pack(latent_image.unbind())
             if denoise_mask is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import comfy.context_windows
 from comfy.conds import CONDConstant
+from comfy.nested_tensor import NestedTensor
 from comfy.sampling import context_windows, noise, run, samplers, window_schedules
 from comfy.sampling.window_schedules import CONTEXT_MAPPING, FUSE_MAPPING
 from tests.comfy.sampling.support import (
@@ -226,6 +227,17 @@ def test_an_axis_that_has_no_windows_is_named(dim: int) -> None:
     with pytest.raises(ValueError, match=found):
         run.sample(
             model, noise.prepare_noise(latent, 1), 3, 2.0, "euler", "normal",
+            conditioning(POSITIVE), conditioning(NEGATIVE), latent, disable_pbar=True, seed=1,
+        )  # fmt: skip
+
+
+def test_windows_over_the_cells_of_several_parts_are_refused() -> None:
+    model = patcher(ClosedFormModel())
+    model.model_options["context_handler"] = handler_of("batched", context_length=2, dim=2)
+    latent = NestedTensor([torch.zeros(1, 4, 5, 3, 3), torch.zeros(1, 4, 9)])
+    with pytest.raises(ValueError, match="expected a latent of one part, found one of 2"):
+        run.sample_custom(
+            model, latent, 1.0, samplers.ksampler("euler"), torch.tensor([10.0, 0.0]),
             conditioning(POSITIVE), conditioning(NEGATIVE), latent, disable_pbar=True, seed=1,
         )  # fmt: skip
 
