@@ -91,23 +91,25 @@ class AudioVAE:
         patcher: The patcher around the networks.
     """
 
-    def __init__(self, sd: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, state_dict: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    ) -> None:
         """Recognise weights and build their networks.
 
         Args:
-            sd: A whole checkpoint, or these parts of one.
+            state_dict: A whole checkpoint, or these parts of one.
             metadata: The file's header, for what shapes do not tell.
         Raises:
             UnknownWeightsError: It is of another kind.
             IncompleteWeightsError: Some weights are missing, or contradict each other.
         """
         parts = (AUTOENCODER, VOCODER)
-        weights = {key: value for key, value in sd.items() if key.startswith(parts)}
+        weights = {key: value for key, value in state_dict.items() if key.startswith(parts)}
         if any(key.startswith(WIDER_MARKS) for key in weights):
             raise UnknownWeightsError(cannot_run("the vocoder of LTX-2.3, which widens its band"))
         if MARK not in weights:
             raise UnknownWeightsError(
-                f"no sound autoencoder of LTX-2: found {contents_in_words(list(sd))}"
+                f"no sound autoencoder of LTX-2: found {contents_in_words(list(state_dict))}"
             )
         weights = weight_norm.joined(weights)
         try:

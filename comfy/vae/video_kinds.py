@@ -10,7 +10,12 @@ from torch import Tensor
 
 from comfy.ldm.autoencoder.layers import AutoencoderConfig
 from comfy.ldm.hunyuan_video.vae import HALVINGS_OF_TIME, HunyuanVideoVAE
-from comfy.ldm.lightricks.vae import PATCH, BlockSizes, LTXVConfig, LTXVideoVAE
+from comfy.ldm.lightricks.vae.causal_video_autoencoder import (
+    PATCH,
+    BlockSizes,
+    LTXVConfig,
+    LTXVideoVAE,
+)
 from comfy.vae.spec import AutoencoderSpec
 from comfy.weights.header_hints import read_hints
 from comfy.weights.ltx_header import told_of

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import folder_paths
 from comfy.ldm.lightricks.av_model import LTXAVModel
-from comfy.ldm.lightricks.vae import LTXVideoVAE
+from comfy.ldm.lightricks.vae.causal_video_autoencoder import LTXVideoVAE
 from comfy_extras import nodes_lt as lt
 from comfy_extras import nodes_lt_audio as sound
 from comfy_nodes import loaders

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comfy import ops
-from comfy.ldm.lightricks.vae import Statistics
+from comfy.ldm.lightricks.vae.causal_video_autoencoder import Statistics
 
 NORM_EPS = 1e-6
 Parts = dict[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comfy.ldm.lightricks.layers import Attention, FeedForward, Options, normed
+from comfy.ldm.lightricks.layers import CrossAttention, FeedForward, Options, normed
 from comfy.ldm.lightricks.rotations import Turn
 
 QK_EPS = 1e-6
@@ -56,6 +56,11 @@ class StreamSizes:
     text_width: int
     heads: int
 
+    @property
+    def head(self) -> int:
+        """Width of a head."""
+        return self.width // self.heads
+
 
 def _rows(table: Tensor, times: Tensor) -> tuple[Tensor, ...]:
     """The rows of a table ``[K, D]``, each with what times ``[B, N, K * D]`` add to it."""
@@ -76,34 +81,52 @@ class AVBlock(nn.Module):
         super().__init__()
         place = {"dtype": parts["dtype"], "device": parts["device"]}
         for prefix, sizes in (("", video), ("audio_", sound)):
-            own = (sizes.width, sizes.width, sizes.heads, parts)
-            told = (sizes.width, sizes.text_width, sizes.heads, parts)
-            is_video = sizes is video
-            self.add_module(f"{prefix}attn1", Attention(*own, eps=QK_EPS, is_patched=is_video))
-            self.add_module(f"{prefix}attn2", Attention(*told, eps=QK_EPS))
-            self.add_module(f"{prefix}ff", FeedForward(sizes.width, parts))
+            shared = {"heads": sizes.heads, "dim_head": sizes.head, "eps": QK_EPS, **parts}
+            own = CrossAttention(sizes.width, is_patched=sizes is video, **shared)
+            self.add_module(f"{prefix}attn1", own)
+            told = CrossAttention(sizes.width, sizes.text_width, **shared)
+            self.add_module(f"{prefix}attn2", told)
+            self.add_module(f"{prefix}ff", FeedForward(sizes.width, sizes.width, **parts))
             table = nn.Parameter(torch.empty(6, sizes.width, **place))
             self.register_parameter(f"{prefix}scale_shift_table", table)
-        inner, heads = sound.width, sound.heads
-        self.audio_to_video_attn = Attention(video.width, inner, heads, parts, inner, QK_EPS)
-        self.video_to_audio_attn = Attention(inner, video.width, heads, parts, inner, QK_EPS)
+        between = {"heads": sound.heads, "dim_head": sound.head, "eps": QK_EPS, **parts}
+        self.audio_to_video_attn = CrossAttention(video.width, sound.width, **between)
+        self.video_to_audio_attn = CrossAttention(sound.width, video.width, **between)
         self.scale_shift_table_a2v_ca_video = nn.Parameter(torch.empty(5, video.width, **place))
         self.scale_shift_table_a2v_ca_audio = nn.Parameter(torch.empty(5, sound.width, **place))
 
     def forward(
         self, video: Stream, sound: Stream, mask: Tensor | None, options: Options | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Tokens of the video and of the sound; `mask` is added to the scores of their texts."""
-        told = tuple(
+        """Tokens of the video and of the sound; `mask` is added to the scores of their texts.
+
+        Custom nodes leave parts out by setting entries of `options` to False: ``run_vx`` and
+        ``run_ax`` a whole stream, ``a2v_cross_attn`` and ``v2a_cross_attn`` what the video hears
+        and what the sound sees.
+        """
+        told = {} if options is None else options
+        runs_video = told.get("run_vx", True)
+        runs_sound = told.get("run_ax", True) and sound.is_there
+        hears = runs_video and sound.is_there and told.get("a2v_cross_attn", True)
+        sees = runs_sound and told.get("v2a_cross_attn", True)
+        rows = [
             _rows(getattr(self, f"{prefix}scale_shift_table"), stream.mods)
             for prefix, stream in (("", video), ("audio_", sound))
-        )
-        video = replace(video, x=self._read("", video, told[0], mask, options))
-        if not sound.is_there:
-            return self._think("", video.x, told[0]), sound.x
-        sound = replace(sound, x=self._read("audio_", sound, told[1], mask, options))
-        seen, heard = self._look(video, sound, options)
-        return self._think("", seen, told[0]), self._think("audio_", heard, told[1])
+        ]
+        if runs_video:
+            video = replace(video, x=self._read("", video, rows[0], mask, options))
+        if runs_sound:
+            sound = replace(sound, x=self._read("audio_", sound, rows[1], mask, options))
+        v, s = video.x, sound.x
+        if hears:
+            v = self._hear(video, sound, options)
+        if sees:
+            s = self._see(video, sound, options)
+        if runs_video:
+            v = self._think("", v, rows[0])
+        if runs_sound:
+            s = self._think("audio_", s, rows[1])
+        return v, s
 
     def _read(
         self,
@@ -117,25 +140,31 @@ class AVBlock(nn.Module):
         shift, scale, gate = rows[:3]
         x = stream.x
         own, text = getattr(self, f"{prefix}attn1"), getattr(self, f"{prefix}attn2")
-        x = x + own(modulated(normed(x), scale, shift), turn=stream.turn, options=options) * gate
-        return x + text(normed(x), stream.text, mask, options=options)
+        turned = modulated(normed(x), scale, shift)
+        x = x + own(turned, pe=stream.turn, transformer_options=options) * gate
+        return x + text(normed(x), stream.text, mask, transformer_options=options)
 
-    def _look(self, video: Stream, sound: Stream, options: Options | None) -> tuple[Tensor, Tensor]:
-        """Attention of each stream to the other, as both were before it."""
-        tables = (self.scale_shift_table_a2v_ca_video, self.scale_shift_table_a2v_ca_audio)
-        # Each has scale and shift for sound into video, then for video into sound, then its gate.
-        v_looks, v_shown, v_gate = _looks(tables[0], video)
-        s_shown, s_looks, s_gate = _looks(tables[1], sound)
-        v, s = normed(video.x), normed(sound.x)
-        to_video = self.audio_to_video_attn(
-            modulated(v, *v_looks), modulated(s, *s_shown),
-            turn=video.time_turn, seen_turn=sound.time_turn, options=options,
+    # Each table has scale and shift for sound into video, then for video into sound, then a gate.
+
+    def _hear(self, video: Stream, sound: Stream, options: Options | None) -> Tensor:
+        """The video's tokens with what they make of the sound."""
+        looks, _, gate = _looks(self.scale_shift_table_a2v_ca_video, video)
+        shown, _, _ = _looks(self.scale_shift_table_a2v_ca_audio, sound)
+        made = self.audio_to_video_attn(
+            modulated(normed(video.x), *looks), modulated(normed(sound.x), *shown),
+            pe=video.time_turn, k_pe=sound.time_turn, transformer_options=options,
         )  # fmt: skip
-        to_sound = self.video_to_audio_attn(
-            modulated(s, *s_looks), modulated(v, *v_shown),
-            turn=sound.time_turn, seen_turn=video.time_turn, options=options,
+        return video.x + gate * made
+
+    def _see(self, video: Stream, sound: Stream, options: Options | None) -> Tensor:
+        """The sound's tokens with what they make of the video."""
+        _, shown, _ = _looks(self.scale_shift_table_a2v_ca_video, video)
+        _, looks, gate = _looks(self.scale_shift_table_a2v_ca_audio, sound)
+        made = self.video_to_audio_attn(
+            modulated(normed(sound.x), *looks), modulated(normed(video.x), *shown),
+            pe=sound.time_turn, k_pe=video.time_turn, transformer_options=options,
         )  # fmt: skip
-        return video.x + v_gate * to_video, sound.x + s_gate * to_sound
+        return sound.x + gate * made
 
     def _think(self, prefix: str, x: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """Feed-forward of a stream."""

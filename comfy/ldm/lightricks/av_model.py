@@ -25,13 +25,12 @@ from comfy.ldm.lightricks.layers import (
     Options,
 )
 from comfy.ldm.lightricks.model import CELL, LARGEST_PLACE, USUAL_FRAME_RATE, text_mask
-from comfy.ldm.lightricks.rotations import Turn, angles, halves, neighbours
+from comfy.ldm.lightricks.rotations import LTXRopeType, Turn, angles, halves, neighbours
 from comfy.ldm.lightricks.symmetric_patchifier import SymmetricPatchifier, latent_to_pixel_coords
 from comfy.nn import patches
 from comfy.nn.wrappers import run_wrapped
 
 HOP, RATE, SPECTRA_A_CELL = 160, 16000, 4  # samples, hertz; of the sound's latent
-TURNS = ("split", "interleaved")
 Times = tuple[Tensor, Tensor]
 
 
@@ -81,8 +80,9 @@ class LTXAVModel(nn.Module):
     ) -> None:
         super().__init__()
         del kwargs  # facts of other members of the family
-        if rope_type not in TURNS:
-            raise ValueError(f"unknown rope_type {rope_type!r}; known: {', '.join(TURNS)}")
+        known = [kind.value for kind in LTXRopeType]
+        if rope_type not in known:
+            raise ValueError(f"unknown rope_type {rope_type!r}; known: {', '.join(known)}")
         self.dtype = dtype
         self.video = StreamSizes(
             attention_head_dim * num_attention_heads, cross_attention_dim, num_attention_heads
@@ -244,7 +244,7 @@ class LTXAVModel(nn.Module):
         self, places: Tensor, largest: Sequence[float], dim: int, heads: int, dtype: torch.dtype
     ) -> Turn:
         turned = angles(places, largest, dim, self.powers)
-        if self.rope_type == "split":
+        if self.rope_type == LTXRopeType.SPLIT:
             return halves(turned, heads, dtype)
         return neighbours(turned, dtype)
 

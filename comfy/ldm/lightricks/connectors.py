@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from comfy import ops
 from comfy.ldm.lightricks.av_layers import QK_EPS
-from comfy.ldm.lightricks.layers import Attention, FeedForward, Options, normed
-from comfy.ldm.lightricks.rotations import Turn, angles, halves, neighbours
+from comfy.ldm.lightricks.layers import CrossAttention, FeedForward, Options, normed
+from comfy.ldm.lightricks.rotations import LTXRopeType, Turn, angles, halves, neighbours
 
 LONGEST = 4096  # tokens that rotations were made for
 FEWEST = 1024  # tokens of a text with its registers
@@ -56,12 +56,12 @@ class ConnectorBlock(nn.Module):
 
     def __init__(self, config: ConnectorsConfig, parts: Options) -> None:
         super().__init__()
-        width = config.width
-        self.attn1 = Attention(width, width, config.heads, parts, eps=QK_EPS)
-        self.ff = FeedForward(width, parts)
+        width, head = config.width, config.width // config.heads
+        self.attn1 = CrossAttention(width, None, config.heads, head, eps=QK_EPS, **parts)
+        self.ff = FeedForward(width, width, **parts)
 
     def forward(self, x: Tensor, turn: Turn) -> Tensor:
-        x = x + self.attn1(normed(x), turn=turn)
+        x = x + self.attn1(normed(x), pe=turn)
         return x + self.ff(normed(x))
 
 
@@ -83,7 +83,7 @@ class Connector(nn.Module):
         x = self.filled_up(x)
         places = torch.arange(x.shape[1], device=x.device)[None, None]
         turned = angles(places, (LONGEST,), self.config.width, torch.float64)
-        if self.config.rope_type == "split":
+        if self.config.rope_type == LTXRopeType.SPLIT:
             turn = halves(turned, self.config.heads, x.dtype)
         else:
             turn = neighbours(turned, x.dtype)

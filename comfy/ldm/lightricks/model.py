@@ -11,16 +11,29 @@ import torch
 from torch import Tensor, nn
 
 from comfy import ops
-from comfy.ldm.lightricks.layers import (
+from comfy.ldm.lightricks.layers import (  # noqa: F401 - packs look here for the layers
     NORM_EPS,
     AdaLayerNormSingle,
-    Attention,
     CaptionProjection,
+    CrossAttention,
     FeedForward,
+    GELU_approx,
     Options,
+    TimestepEmbedding,
+    Timesteps,
     normed,
 )
-from comfy.ldm.lightricks.rotations import Turn, angles, neighbours
+from comfy.ldm.lightricks.rotations import (  # noqa: F401 - and for the turns
+    LTXFrequenciesPrecision,
+    LTXRopeType,
+    Turn,
+    angles,
+    apply_rotary_emb,
+    generate_freq_grid_np,
+    interleaved_freqs_cis,
+    neighbours,
+    split_freqs_cis,
+)
 from comfy.ldm.lightricks.symmetric_patchifier import SymmetricPatchifier, latent_to_pixel_coords
 from comfy.nn import patches
 from comfy.nn.wrappers import run_wrapped
@@ -36,34 +49,49 @@ def rotations(places: Tensor, dim: int, dtype: torch.dtype) -> Turn:
     return neighbours(angles(places, LARGEST_PLACE, dim), dtype)
 
 
-class Block(nn.Module):
+class BasicTransformerBlock(nn.Module):
     """Attention among the cells, to the text, and feed-forward."""
 
     compiles_alone = True
 
-    def __init__(self, width: int, text_width: int, heads: int, parts: Options) -> None:
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        d_head: int,
+        context_dim: int | None = None,
+        attn_precision: torch.dtype | None = None,
+        dtype: Any = None,
+        device: Any = None,
+        operations: Any = ops.disable_weight_init,
+    ) -> None:
         super().__init__()
-        self.attn1 = Attention(width, width, heads, parts, is_patched=True)
-        self.attn2 = Attention(width, text_width, heads, parts)
-        self.ff = FeedForward(width, parts)
-        place = {"dtype": parts["dtype"], "device": parts["device"]}
-        self.scale_shift_table = nn.Parameter(torch.empty(6, width, **place))
+        parts = {"dtype": dtype, "device": device, "operations": operations}
+        shared = {"heads": n_heads, "dim_head": d_head, "attn_precision": attn_precision, **parts}
+        self.attn_precision = attn_precision
+        self.attn1 = CrossAttention(dim, is_patched=True, **shared)
+        self.attn2 = CrossAttention(dim, context_dim, **shared)
+        self.ff = FeedForward(dim, dim, **parts)
+        self.scale_shift_table = nn.Parameter(torch.empty(6, dim, dtype=dtype, device=device))
 
     def forward(
         self,
         x: Tensor,
-        context: Tensor,
-        attention_mask: Tensor | None,
-        timestep: Tensor,
-        pe: Turn,
+        context: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        timestep: Tensor | None = None,
+        pe: Turn | None = None,
         transformer_options: Options | None = None,
     ) -> Tensor:
         """One layer over ``x [B, N, D]``; ``timestep [B, 1 or N, 6 * D]`` modulates it."""
+        if timestep is None:
+            raise ValueError("a layer of LTX video is told a time, and timestep is missing")
+        options = transformer_options
         mods = self.scale_shift_table.to(x) + timestep.unflatten(-1, (6, -1))
         shift, scale, gate, shift_ff, scale_ff, gate_ff = mods.unbind(2)
         h = torch.addcmul(shift, normed(x), 1 + scale)
-        x = x + self.attn1(h, turn=pe, options=transformer_options) * gate
-        x = x + self.attn2(x, context, attention_mask, options=transformer_options)
+        x = x + self.attn1(h, pe=pe, transformer_options=options) * gate
+        x = x + self.attn2(x, context, attention_mask, transformer_options=options)
         return x + self.ff(torch.addcmul(shift_ff, normed(x), 1 + scale_ff)) * gate_ff
 
 
@@ -105,7 +133,10 @@ class LTXVModel(nn.Module):
         self.adaln_single = AdaLayerNormSingle(width, parts)
         self.caption_projection = CaptionProjection(caption_channels, width, parts)
         self.transformer_blocks = nn.ModuleList(
-            Block(width, cross_attention_dim, num_attention_heads, parts) for _ in range(num_layers)
+            BasicTransformerBlock(
+                width, num_attention_heads, attention_head_dim, cross_attention_dim, **parts
+            )
+            for _ in range(num_layers)
         )
         self.scale_shift_table = nn.Parameter(torch.empty(2, width, **place))
         self.norm_out = operations.LayerNorm(width, eps=NORM_EPS, elementwise_affine=False, **place)

@@ -17,7 +17,7 @@ from comfy import loading, text_loading
 from comfy.families.family import BrokenModelError
 from comfy.families.ltxv import LTXV, read_ltxv_config
 from comfy.ldm.lightricks.model import LTXVModel
-from comfy.ldm.lightricks.vae import BlockSizes, LTXVConfig, LTXVideoVAE
+from comfy.ldm.lightricks.vae.causal_video_autoencoder import BlockSizes, LTXVConfig, LTXVideoVAE
 from comfy.saving import save_checkpoint
 from comfy.vae.kinds import detect_autoencoder
 from comfy.vae.vae import VAE

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comfy import ops
+from comfy.ldm.lightricks.vae.causal_conv3d import CausalConv3d
+from comfy.ldm.lightricks.vae.pixel_norm import PixelNorm
 from comfy.nn.timesteps import timestep_embedding
 
-PIXEL_NORM_EPS, NORM_EPS = 1e-8, 1e-6
+NORM_EPS = 1e-6
 TIME_WAVES = 256
 DECODE_TIME, DECODE_NOISE = 0.05, 0.025  # what the decoder was trained for
 PATCH = 4  # pixels of a side that are channels for the network
@@ -85,34 +87,6 @@ class LTXVConfig:
                 )
 
 
-class CausalConv3d(nn.Module):
-    """A convolution that repeats frames at the border: of the past only, or on both sides."""
-
-    def __init__(
-        self, channels: int, out: int, parts: Parts, causal: bool, stride: Any = 1
-    ) -> None:
-        super().__init__()
-        self.causal, self.border = causal, parts.get("border", "zeros")
-        is_plain = self.border == "zeros"
-        self.conv = parts["operations"].Conv3d(
-            channels, out, 3, stride=stride, padding=(0, 1, 1) if is_plain else 0,
-            dtype=parts["dtype"], device=parts["device"],
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        before, after = (2, 0) if self.causal else (1, 1)
-        parts = [x[:, :, :1]] * before + [x] + [x[:, :, -1:]] * after
-        x = torch.cat(parts, dim=2)
-        if self.border != "zeros":
-            x = F.pad(x, (1, 1, 1, 1, 0, 0), mode=self.border)
-        return self.conv(x)
-
-
-def pixel_norm(x: Tensor) -> Tensor:
-    """Division by the root mean square over the channels."""
-    return x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + PIXEL_NORM_EPS)
-
-
 class ChannelNorm(nn.Module):
     """Layer norm over the channels of ``[B, C, T, H, W]``."""
 
@@ -145,14 +119,15 @@ class TimeEmbedder(nn.Module):
         return made[:, :, None, None, None]
 
 
-class Residual(nn.Module):
+class ResnetBlock3D(nn.Module):
     """Two convolutions with norms before them, and a residual connection."""
 
     def __init__(self, sizes: BlockSizes, causal: bool, parts: Parts) -> None:
         super().__init__()
         width, out, place = sizes.width, sizes.out, _place(parts)
-        self.conv1 = CausalConv3d(width, out, parts, causal)
-        self.conv2 = CausalConv3d(out, out, parts, causal)
+        self.conv1 = CausalConv3d(width, out, causal=causal, **parts)
+        self.conv2 = CausalConv3d(out, out, causal=causal, **parts)
+        self.norm1, self.norm2 = PixelNorm(), PixelNorm()
         self.norm3: nn.Module = nn.Identity()
         self.conv_shortcut: nn.Module = nn.Identity()
         if width != out:
@@ -171,10 +146,10 @@ class Residual(nn.Module):
         if self.scale_shift_table is not None and time is not None:
             table = self.scale_shift_table.to(x)[None, :, :, None, None, None]
             mods = (table + time.unflatten(1, (4, -1))).unbind(1)
-        h = self.conv1(F.silu(_modulated(pixel_norm(x), mods[0], mods[1])))
+        h = self.conv1(F.silu(_modulated(self.norm1(x), mods[0], mods[1])))
         if self.has_noise:
             h = h + _noise(h, self.per_channel_scale1, noise)
-        h = self.conv2(F.silu(_modulated(pixel_norm(h), mods[2], mods[3])))
+        h = self.conv2(F.silu(_modulated(self.norm2(h), mods[2], mods[3])))
         if self.has_noise:
             h = h + _noise(h, self.per_channel_scale2, noise)
         return self.conv_shortcut(self.norm3(x)) + h
@@ -195,7 +170,9 @@ class Residuals(nn.Module):
 
     def __init__(self, sizes: BlockSizes, causal: bool, parts: Parts) -> None:
         super().__init__()
-        self.res_blocks = nn.ModuleList(Residual(sizes, causal, parts) for _ in range(sizes.layers))
+        self.res_blocks = nn.ModuleList(
+            ResnetBlock3D(sizes, causal, parts) for _ in range(sizes.layers)
+        )
         self.time_embedder: TimeEmbedder | None = None
         if sizes.has_time:
             self.time_embedder = TimeEmbedder(4 * sizes.width, parts)
@@ -209,7 +186,7 @@ class Residuals(nn.Module):
         return x
 
 
-class Widen(Residual):
+class Widen(ResnetBlock3D):
     """One residual layer to another width."""
 
 
@@ -217,7 +194,7 @@ class Stride(CausalConv3d):
     """A strided convolution."""
 
     def __init__(self, sizes: BlockSizes, causal: bool, parts: Parts) -> None:
-        super().__init__(sizes.width, sizes.out, parts, causal, sizes.strides)
+        super().__init__(sizes.width, sizes.out, stride=sizes.strides, causal=causal, **parts)
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         return super().forward(x)
@@ -230,7 +207,7 @@ class Pack(nn.Module):
         super().__init__()
         self.strides, self.out = sizes.strides, sizes.out
         count = math.prod(sizes.strides)
-        self.conv = CausalConv3d(sizes.width, sizes.out // count, parts, causal)
+        self.conv = CausalConv3d(sizes.width, sizes.out // count, causal=causal, **parts)
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         x = torch.cat([x[:, :, : self.strides[0] - 1], x], dim=2)
@@ -245,7 +222,7 @@ class Unpack(nn.Module):
         super().__init__()
         self.strides, self.reduction = sizes.strides, sizes.reduction
         made = sizes.width * math.prod(sizes.strides) // sizes.reduction
-        self.conv = CausalConv3d(sizes.width, made, parts, causal)
+        self.conv = CausalConv3d(sizes.width, made, causal=causal, **parts)
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         first = self.strides[0] - 1  # stands for one frame, not for all of a cell
@@ -286,11 +263,12 @@ class Encoder(nn.Module):
     def __init__(self, config: LTXVConfig, parts: Parts) -> None:
         super().__init__()
         first, last = config.encoder[0].width, config.encoder[-1].out
-        self.conv_in = CausalConv3d(3 * PATCH**2, first, parts, True)
+        self.conv_in = CausalConv3d(3 * PATCH**2, first, **parts)
         self.down_blocks = nn.ModuleList(
             BLOCKS[sizes.kind](sizes, True, parts) for sizes in config.encoder
         )
-        self.conv_out = CausalConv3d(last, config.z_channels + 1, parts, True)
+        self.conv_norm_out = PixelNorm()
+        self.conv_out = CausalConv3d(last, config.z_channels + 1, **parts)
 
     def forward(self, x: Tensor) -> Tensor:
         noise = torch.Generator().manual_seed(NOISE_SEED)
@@ -298,7 +276,7 @@ class Encoder(nn.Module):
         x = self.conv_in(x)
         for block in self.down_blocks:
             x = block(x, None, noise)
-        return self.conv_out(F.silu(pixel_norm(x)))
+        return self.conv_out(F.silu(self.conv_norm_out(x)))
 
 
 class Decoder(nn.Module):
@@ -308,11 +286,12 @@ class Decoder(nn.Module):
         super().__init__()
         first, last = config.decoder[0].width, config.decoder[-1].out
         place, causal = _place(parts), config.causal_decoder
-        self.conv_in = CausalConv3d(config.z_channels, first, parts, causal)
+        self.conv_in = CausalConv3d(config.z_channels, first, causal=causal, **parts)
         self.up_blocks = nn.ModuleList(
             BLOCKS[sizes.kind](sizes, causal, parts) for sizes in config.decoder
         )
-        self.conv_out = CausalConv3d(last, 3 * PATCH**2, parts, causal)
+        self.conv_norm_out = PixelNorm()
+        self.conv_out = CausalConv3d(last, 3 * PATCH**2, causal=causal, **parts)
         self.has_time = config.has_time
         if config.has_time:
             self.timestep_scale_multiplier = nn.Parameter(torch.empty((), **place))
@@ -327,7 +306,7 @@ class Decoder(nn.Module):
         x = self.conv_in(x)
         for block in self.up_blocks:
             x = block(x, times, noise)
-        x = pixel_norm(x)
+        x = self.conv_norm_out(x)
         if times is not None:
             told = self.last_time_embedder(times, x.dtype).unflatten(1, (2, -1))
             table = self.last_scale_shift_table.to(x)[None, :, :, None, None, None]
@@ -373,8 +352,8 @@ class LTXVideoVAE(nn.Module):
         super().__init__()
         parts = {"dtype": dtype, "device": device, "operations": operations}
         self.config = config
-        self.encoder = Encoder(config, {**parts, "border": config.encoder_border})
-        self.decoder = Decoder(config, {**parts, "border": config.decoder_border})
+        self.encoder = Encoder(config, {**parts, "spatial_padding_mode": config.encoder_border})
+        self.decoder = Decoder(config, {**parts, "spatial_padding_mode": config.decoder_border})
         self.per_channel_statistics = Statistics(config.z_channels, parts)
 
     def encode(self, x: Tensor) -> Tensor:
