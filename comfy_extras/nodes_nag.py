@@ -15,7 +15,7 @@ from torch import Tensor
 from comfy import progress
 from comfy.nn.patches import CROSS_OUTPUT
 from comfy.patching.wrappers import CallbacksMP
-from comfy.sampling.batching import NEGATIVE_FIRST
+from comfy.sampling.batching import TOGETHER
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
 
@@ -45,8 +45,10 @@ def normalized(
 class AttentionGuidance:
     """Patches of attention outputs with the settings of a node.
 
-    Where both texts share a model call, both results are at hand. Else the negative's call comes
-    first and its results are kept, in order, until the positive's call at the same noise level.
+    The paper has one picture that looks at either text. In a call for both texts it is there twice,
+    and both get the led result, so that it is the same picture in the next layer too. Texts that
+    cannot share a call (of very different lengths) have pictures of their own: the negative's call
+    comes first and its results are kept, in order, until the positive's at the same noise level.
     """
 
     def __init__(self, scale: float, alpha: float, tau: float) -> None:
@@ -75,6 +77,8 @@ class AttentionGuidance:
         for place, which in enumerate(order):
             if which == POSITIVE:
                 parts[place] = normalized(parts[place], negative.to(out), *self.settings)
+        if NEGATIVE in order:
+            parts[order.index(NEGATIVE)] = parts[order.index(POSITIVE)]
         return torch.cat(parts)
 
     def joint(self, out: Tensor, extra_options: dict[str, Any]) -> Tensor:
@@ -152,7 +156,7 @@ class NAGuidance(io.ComfyNode):
         if read is None or CROSS_OUTPUT in read:
             view.set_model_attn2_output_patch(guidance.cross)
         view.model_options["disable_cfg1_optimization"] = True
-        view.model_options[NEGATIVE_FIRST] = True
+        view.model_options[TOGETHER] = True
         view.add_callback(CallbacksMP.ON_CLEANUP, guidance.forget)
         return io.NodeOutput(view)
 

@@ -27,8 +27,9 @@ from comfy.sampling.jobs import Job, cut
 MEMORY_MARGIN = 1.5
 # Cells times channels from which on it is asked whether the machine could hold a call at all.
 LARGE_LATENT = 2**20
-# Model option: where lists have calls of their own, the negative's comes before the positive's.
-NEGATIVE_FIRST = "negative_first"
+# Model option: patches compare the lists, so a call takes an entry of each that can share it,
+# whatever memory there is; where they cannot, the call of the negative comes before the positive's.
+TOGETHER = "lists_together"
 # Starting value of the total weight: cells that no entry covers come out as 0, not as NaN.
 NO_WEIGHT = 1e-37
 
@@ -42,27 +43,36 @@ def _shapes_of(jobs: Sequence[tuple[Job, int]]) -> dict[str, list[list[int]]]:
 
 
 def _choose_batch(
-    model: Any, jobs: Sequence[tuple[Job, int]], device: Any, last_first: bool = False
+    model: Any, jobs: Sequence[tuple[Job, int]], device: Any, together: bool = False
 ) -> list[int]:
     """Indices of the jobs of the next call, newest first: as many as fit into memory.
 
     Args:
-        last_first: Begin with the jobs that fit the newest one in place of the oldest.
+        together: Begin with the jobs that fit the newest one in place of the oldest, and take one
+            of each list at least.
     """
-    first = jobs[-1 if last_first else 0][0]
+    first = jobs[-1 if together else 0][0]
     if first.input_x.numel() > LARGE_LATENT:
         _require_capacity(model, first, device)
     alike = [i for i in range(len(jobs)) if job_functions.can_concat_cond(jobs[i][0], first)][::-1]
-    if len(alike) == 1 or get_runtime().precision.deterministic:
-        return alike[:1]  # a larger batch may round differently, and memory differs from day to day
+    least = _one_of_each_list(jobs, alike) if together else 1
+    if len(alike) == least or get_runtime().precision.deterministic:
+        # A larger batch may round differently, and memory differs from day to day.
+        return alike[:least]
     free = memory.recent_free_memory(device)
     for share in range(1, len(alike) + 1):
-        chosen = alike[: len(alike) // share]
+        chosen = alike[: max(len(alike) // share, least)]
         shape = [len(chosen) * first.input_x.shape[0], *first.input_x.shape[1:]]
         needed = model.memory_required(shape, cond_shapes=_shapes_of([jobs[i] for i in chosen]))
         if needed * MEMORY_MARGIN < free:
             return chosen
-    return alike[:1]
+    return alike[:least]
+
+
+def _one_of_each_list(jobs: Sequence[tuple[Job, int]], chosen: Sequence[int]) -> int:
+    """How many of the chosen jobs are needed, from the first on, to have all their lists."""
+    lists = [jobs[i][1] for i in chosen]
+    return 1 + max(lists.index(name) for name in lists)
 
 
 def _require_capacity(model: Any, job: Job, device: Any) -> None:
@@ -239,11 +249,11 @@ def _calc_cond_batch(
     hooked = any("hooks" in entry for entries in conds for entry in entries or ())
     shown = getattr(patcher, "current_hooks", None)
     hooked = hooked or (shown is not None and shown is not getattr(patcher, "forced_hooks", None))
-    last_first = bool(model_options.get(NEGATIVE_FIRST, False))
+    together = bool(model_options.get(TOGETHER, False))
     for hooks, jobs in by_hooks.items():
         hook_options = patcher.apply_hooks(hooks=hooks) if hooked else {}
         while jobs:
-            chosen = _choose_batch(model, jobs, x_in.device, last_first)
+            chosen = _choose_batch(model, jobs, x_in.device, together)
             batch = [jobs.pop(index) for index in chosen]
             call = partial(_call_model, model, batch, timestep, model_options, hook_options)
             outputs = call() if patcher is None else residency.run_or_make_room(patcher, call)
