@@ -72,7 +72,8 @@ class VAEDecodeTiled:
         time_tile, time_overlap = None, None
         ratio = vae.temporal_compression_decode()
         if ratio is not None:
-            temporal_overlap = min(temporal_overlap, temporal_size // 2)
+            if temporal_overlap > temporal_size // 2:
+                temporal_overlap //= 2
             time_tile = max(2, temporal_size // ratio)
             time_overlap = max(1, min(time_tile // 2, temporal_overlap // ratio))
         space = vae.spacial_compression_decode()

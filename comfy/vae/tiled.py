@@ -140,6 +140,20 @@ class TiledCoding:
             downscale=True,
         )
 
+    def _times(
+        self, frames: int, tile_t: int | None, overlap_t: int | None
+    ) -> tuple[int, int, int]:
+        """Frames of a video to encode, of a tile, and that tiles share.
+
+        Each is as many as some latent frames describe, the first of which is one frame: then what
+        a tile makes falls on latent frames of the whole video.
+        """
+        cells, time = self.downscale_ratio[0], self.downscale_index_formula[0]
+        tile = max(2, cells(frames if tile_t is None else tile_t))
+        shared = min(max(1, cells(1 if overlap_t is None else overlap_t)), tile - 1)
+        whole, tile, shared = ((count - 1) * time + 1 for count in (cells(frames), tile, shared))
+        return whole, tile, shared
+
     def _decode_in_default_tiles(self, samples: Tensor) -> Tensor:
         dims = samples.ndim - 2
         if dims == 1 or self.extra_1d_channel is not None:

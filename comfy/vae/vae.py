@@ -256,12 +256,9 @@ class VAE(TiledCoding):
             return self.encode_tiled_1d(pixels, **given)
         if self.latent_dim == 2:
             return self.encode_tiled_(pixels, **given)
-        given["overlap"] = _video_overlap(overlap, overlap_t)
-        frames = pixels.shape[2]
-        if tile_t is not None:
-            frames = max(2, min(frames, tile_t))
-        whole = self.upscale_ratio[0](self.downscale_ratio[0](frames))
-        return self.encode_tiled_3d(pixels, tile_t=whole, **given)
+        frames, tile, shared = self._times(pixels.shape[2], tile_t, overlap_t)
+        given["overlap"] = _video_overlap(overlap, shared)
+        return self.encode_tiled_3d(pixels[:, :, :frames], tile_t=tile, **given)
 
     # -- parts -----------------------------------------------------------------------------------
 
