@@ -26,6 +26,7 @@ from comfy.loading import (
 from comfy.text_encoders import (
     hunyuan_image,
     hunyuan_video,
+    hydit,
     lt,
     lumina2,
     mistral,
@@ -49,6 +50,7 @@ ENCODER_MARKS = (
     ("text_model.encoder.layers.30.mlp.fc1.weight", "clip_g"),
     ("text_model.encoder.layers.22.mlp.fc1.weight", "clip_h"),
     ("text_model.encoder.layers.0.mlp.fc1.weight", "clip_l"),
+    (hydit.BERT_MARK, hydit.BERT),
 )
 T5_BLOCK = "encoder.block.0.layer."
 GEMMA3_12B_MARK = "model.layers.47.self_attn.q_norm.weight"  # the other has fewer layers
@@ -88,7 +90,8 @@ def load_clip(
                 path,
                 cannot_run(unsupported) if unsupported else found,
                 "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or bigG), T5-XXL, UMT5-XXL, "
-                "Qwen 2.5 7B, Qwen 3 4B, Llama 3, Mistral Small 3, Gemma 2 2B, Gemma 3 4B or 12B, "
+                "mT5-XL, the BERT of Hunyuan-DiT, Qwen 2.5 7B, Qwen 3 4B, Llama 3, "
+                "Mistral Small 3, Gemma 2 2B, Gemma 3 4B or 12B, "
                 "or (beside Gemma 3 12B) a checkpoint of LTX-2 with the connectors of its text",
             )
         parts.append(part)
@@ -129,7 +132,7 @@ def load_text_encoder_state_dicts(
     sizes = text_model_configs(whole, read_hints(metadata, "text_config"), told)
     options = dict(model_options or {})
     folders = options.pop(FOLDERS_OPTION, ())
-    data = held or vocabulary_beside(whole, folders)
+    data = {**vocabulary_beside(whole, folders), **held}
     return CLIP(
         target,
         embedding_directory=embedding_directory,
@@ -149,6 +152,8 @@ def as_clip_keys(state_dict: StateDict) -> StateDict:
         return connectors
     if "transformer.resblocks.0.ln_1.weight" in state_dict:
         return openclip.to_clip(state_dict, "", "")
+    if hydit.BERT_MARK.removeprefix("bert.") in state_dict:  # BERT without its outer name
+        return {f"bert.{key}": value for key, value in state_dict.items()}
     prefix = "text_model.text_model."  # some tools save the encoder inside another module
     if any(key.startswith(prefix) for key in state_dict):
         return {key.removeprefix("text_model."): value for key, value in state_dict.items()}
@@ -196,9 +201,9 @@ def _t5_name(state_dict: Mapping[str, Tensor]) -> str | None:
         return None
     if width == hunyuan_image.BYT5_CONFIG["d_model"]:
         return hunyuan_image.BYT5
-    if width == pile_t5.WIDTH:
-        return pile_t5.NAME
     bias = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
+    if width == pile_t5.WIDTH:  # that of mT5-XL too, whose first block alone has biases
+        return pile_t5.NAME if bias in state_dict else hydit.MT5
     return umt5.NAME if bias in state_dict else "t5xxl"
 
 

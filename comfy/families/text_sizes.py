@@ -12,9 +12,10 @@ from comfy.families.family import BrokenModelError
 from comfy.families.unet_layout import count_consecutive
 from comfy.text_encoders.lt import CONNECTORS
 
-CHANNELS_PER_HEAD = 64  # what every published CLIP text encoder uses
+CHANNELS_PER_HEAD = 64  # what every published text encoder of CLIP or BERT uses
 ENCODERS = ("clip_l", "clip_g", "clip_h")
-T5_ENCODERS = ("t5xxl", "umt5xxl", "t5base", "byt5_small", "pile_t5xl")
+T5_ENCODERS = ("t5xxl", "umt5xxl", "t5base", "byt5_small", "pile_t5xl", "mt5xl")
+BERT = "hydit_clip"
 EVERYWHERE = ("umt5xxl", "pile_t5xl")  # each block has a table of distances
 LLM_ENCODERS = (
     "qwen25_7b",
@@ -62,6 +63,10 @@ def text_model_configs(
                 **_t5_config(state_dict, prefix),
                 "model_type": kind,
             }
+    if any(key.startswith(f"{BERT}.transformer.") for key in state_dict):
+        configs[f"{BERT}_model_config"] = _bert_config(
+            state_dict, f"{BERT}.transformer.bert.", hints
+        )
     for encoder in LLM_ENCODERS:
         prefix = f"{encoder}.transformer.model."
         if any(key.startswith(f"{prefix}layers.") for key in state_dict):
@@ -166,6 +171,22 @@ def _config(
         "hidden_size": width,
         "intermediate_size": inner,
         "num_hidden_layers": count_consecutive(state_dict, f"{prefix}encoder.layers."),
+        "num_attention_heads": hints.get("num_attention_heads", max(1, width // CHANNELS_PER_HEAD)),
+        "max_position_embeddings": positions,
+        "vocab_size": vocabulary,
+    }
+
+
+def _bert_config(
+    state_dict: Mapping[str, Tensor], prefix: str, hints: Mapping[str, int]
+) -> dict[str, Any]:
+    vocabulary, width = _shape(state_dict, f"{prefix}embeddings.word_embeddings.weight")
+    positions, _ = _shape(state_dict, f"{prefix}embeddings.position_embeddings.weight")
+    inner, _ = _shape(state_dict, f"{prefix}encoder.layer.0.intermediate.dense.weight")
+    return {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": count_consecutive(state_dict, f"{prefix}encoder.layer."),
         "num_attention_heads": hints.get("num_attention_heads", max(1, width // CHANNELS_PER_HEAD)),
         "max_position_embeddings": positions,
         "vocab_size": vocabulary,

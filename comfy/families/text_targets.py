@@ -13,6 +13,7 @@ from comfy.families.family import ClipTarget
 from comfy.text_encoders import (
     hunyuan_image,
     hunyuan_video,
+    hydit,
     lt,
     lumina2,
     mistral,
@@ -136,6 +137,9 @@ FOR_TYPE: dict[tuple[CLIPType, frozenset[str]], Target | None] = {
     (CLIPType.PIXART, frozenset({"t5xxl"})): _t5(t5_alone.PIXART),
     (CLIPType.CHROMA, frozenset({"t5xxl"})): _t5(t5_alone.PIXART),
     (CLIPType.WAN, frozenset({"t5xxl"})): None,
+    (CLIPType.HUNYUAN_DIT, frozenset({hydit.BERT, hydit.MT5})): _plain(
+        hydit.HyditTokenizer, hydit.HyditModel
+    ),
     (CLIPType.HUNYUAN_VIDEO, frozenset({"clip_l", hunyuan_video.NAME})): lambda kept: ClipTarget(
         hunyuan_video.HunyuanVideoTokenizer, hunyuan_video.hunyuan_video_clip(kept)
     ),

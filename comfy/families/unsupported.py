@@ -15,7 +15,6 @@ ADALN = "adaln_single.emb.timestep_embedder.linear_1.bias"
 # Keys that every network of a family has (below the prefix) -> its name; the first match wins, so
 # relatives with more keys stand before those with fewer.
 NETWORKS: Marks = (
-    (("mlp_t5.0.weight",), "Hunyuan-DiT"),
     (("distilled_guidance_layer.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),
     (("distilled_guidance_layer.0.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),
     (("distilled_guidance_layer.0.norms.0.scale",), "Chroma, in an early layout"),

@@ -91,9 +91,9 @@ class T5Pieces:
         return {name.removeprefix(HIDDEN): n for name, n in self.pieces.get_vocab().items()}
 
 
-def package_folders(inner: str = PACKAGE_FOLDER) -> list[str]:
-    """Where the package that carries the vocabulary is installed, without importing it."""
-    spec = importlib.util.find_spec(PACKAGE)
+def package_folders(inner: str = PACKAGE_FOLDER, package: str | None = None) -> list[str]:
+    """Where a package that carries the vocabulary is installed, without importing it."""
+    spec = importlib.util.find_spec(package or PACKAGE)
     places = (spec.submodule_search_locations or []) if spec else []
     return [str(Path(place) / inner) for place in places]
 

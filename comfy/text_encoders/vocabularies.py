@@ -7,6 +7,7 @@ from typing import Any
 
 from comfy.text_encoders import (
     hunyuan_video,
+    hydit,
     lt,
     lumina2,
     mistral,
@@ -34,6 +35,8 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     lumina2.GEMMA2_2B: lumina2.find_gemma_pieces,
     lumina2.GEMMA3_4B: lumina2.find_gemma_pieces,
     lt.GEMMA3_12B: lumina2.find_gemma_pieces,
+    hydit.BERT: hydit.find_bert_pieces,
+    hydit.MT5: hydit.find_mt5_pieces,
 }
 # Tensors of bytes that are vocabularies, not weights.
 EMBEDDED_NAMES = (EMBEDDED, tekken.EMBEDDED)

@@ -19,6 +19,7 @@ from tests.comfy.families import (
     test_cascade,
     test_cosmos,
     test_hidream,
+    test_hunyuan_dit,
     test_kandinsky5,
     test_lumina2,
     test_omnigen2,
@@ -107,6 +108,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = prefixed(test_auraflow.network(), PREFIX)
     tensors |= prefixed(test_auraflow.text_encoder(), test_auraflow.ENCODER)
     write(tensors, models / "checkpoints" / "auraflow.safetensors")
+    test_hunyuan_dit.checkpoint(models / "checkpoints")
     write(test_hidream.network(), models / "diffusion_models" / "hidream.safetensors")
     return models
 
@@ -158,6 +160,19 @@ def test_an_auraflow_checkpoint_makes_a_picture(families: ServerProcess) -> None
     }
     latent = empty("EmptyLatentImage")
     picture = picture_of(families, graph(loaders, ["shift", 0], ["all", 1], ["demo", 2], latent))
+    assert picture.width == picture.height > 0
+
+
+def test_a_hunyuan_dit_checkpoint_makes_a_picture_of_two_texts(families: ServerProcess) -> None:
+    loaders = {
+        "all": node("CheckpointLoaderSimple", ckpt_name="hunyuan_dit.safetensors"),
+        "demo": node("CheckpointLoaderSimple", ckpt_name="latentloom-demo.safetensors"),
+    }
+    prompt = graph(loaders, ["all", 0], ["all", 1], ["demo", 2], empty("EmptyLatentImage"))
+    prompt["text"] = node(
+        "CLIPTextEncodeHunyuanDiT", clip=["all", 1], bert="a red cat", mt5xl="a cat"
+    )
+    picture = picture_of(families, prompt)
     assert picture.width == picture.height > 0
 
 

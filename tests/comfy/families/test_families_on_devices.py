@@ -17,6 +17,7 @@ from comfy.ldm.audio.dit import AudioDiffusionTransformer
 from comfy.ldm.aura.mmdit import MMDiT
 from comfy.ldm.cosmos.predict2 import MiniTrainDIT
 from comfy.ldm.hidream.model import HiDreamImageTransformer2DModel
+from comfy.ldm.hydit.models import HunYuanDiT
 from comfy.ldm.kandinsky5.model import Kandinsky5
 from comfy.ldm.lumina.model import NextDiT
 from comfy.ldm.omnigen.omnigen2 import OmniGen2Transformer2DModel
@@ -28,6 +29,7 @@ from tests.comfy.families import (
     test_cascade,
     test_cosmos,
     test_hidream,
+    test_hunyuan_dit,
     test_kandinsky5,
     test_lumina2,
     test_omnigen2,
@@ -76,6 +78,13 @@ CASES = {
             "pooled_output": (1, test_hidream.POOLED),
             "conditioning_llama3": (1, 4, 5, test_hidream.LLAMA_WIDTH),
         },
+    ),
+    "hunyuan_dit": Case(
+        HunYuanDiT,
+        test_hunyuan_dit.SIZES,
+        test_hunyuan_dit.SHAPE,
+        test_hunyuan_dit.TEXT,
+        {"conditioning_mt5xl": (1, 5, test_hunyuan_dit.T5_TEXT)},
     ),
     "cascade_c": Case(*test_cascade.NETWORKS["c"], test_cascade.C_SHAPE, test_cascade.TEXT, POOLED),
     "cascade_b": Case(*test_cascade.NETWORKS["b"], test_cascade.B_SHAPE, test_cascade.TEXT, POOLED),

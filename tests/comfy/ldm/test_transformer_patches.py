@@ -17,6 +17,7 @@ from comfy.ldm.flux.model import Flux
 from comfy.ldm.hidream.model import HiDreamImageTransformer2DModel
 from comfy.ldm.hunyuan3d.model import Hunyuan3Dv2
 from comfy.ldm.hunyuan_video.model import HunyuanVideo
+from comfy.ldm.hydit.models import HunYuanDiT
 from comfy.ldm.kandinsky5.model import Kandinsky5
 from comfy.ldm.lightricks.model import LTXVModel
 from comfy.ldm.lumina.model import NextDiT
@@ -30,6 +31,7 @@ from tests.support.golden_nets import read_golden_net
 NETWORKS: dict[str, Any] = {
     "stable_audio_dit": AudioDiffusionTransformer,
     "auraflow": MMDiT,
+    "hunyuan_dit": HunYuanDiT,
     "hidream": HiDreamImageTransformer2DModel,
     "cosmos_predict2": MiniTrainDIT,
     "omnigen2": OmniGen2Transformer2DModel,
@@ -61,7 +63,13 @@ class Small:
         inputs = net.inputs if "x" in net.inputs else net.calls()["a"]
         self.given = {
             key: inputs[key]
-            for key in ("x", "context", "y", "encoder_hidden_states_llama3")
+            for key in (
+                "x",
+                "context",
+                "y",
+                "encoder_hidden_states_llama3",
+                "encoder_hidden_states_t5",
+            )
             if key in inputs
         }
         self.time = inputs["t"]

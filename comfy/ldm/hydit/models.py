@@ -1,0 +1,447 @@
+"""Hunyuan-DiT: a transformer over the patches of a picture, whose second half is given what the
+first half saw, as a U-Net is.
+
+It reads two texts: tokens of BERT and of mT5. Custom nodes reach in through
+``transformer_options``: ``patches["attn1_output_patch"]`` and ``patches["attn2_output_patch"]`` see
+the attention of the picture with itself and with the texts, ``patches_replace["dit"]`` has keys
+``("double_block", i)`` with the picture's tokens ``[B, L, D]``.
+Source: Li et al. 2024, https://arxiv.org/abs/2405.08748.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from comfy import ops
+from comfy.ldm.common_dit import pad_to_patch_size
+from comfy.nn import attention, patches
+from comfy.nn.timesteps import timestep_embedding
+from comfy.nn.wrappers import run_wrapped
+
+WAVES = 256  # of a time or of a size
+SIZES = 6  # height and width of the original, of the target, and where it was cropped
+NORM_EPS = 1e-6
+POOLER_HEADS = 8
+POOLED = 1024  # channels of the pooled text in every published network
+BASE_CELLS = 64  # of a side of the pictures that positions were made for
+PERIOD = 10000.0
+Options = dict[str, Any]
+Parts = dict[str, Any]
+
+
+def position_angles(rows: int, columns: int, base: int, head: int, device: Any) -> Tensor:
+    """Angles ``[rows * columns, head / 2]``: half of them for the column, half for the row.
+
+    The picture lies in the middle of a square of ``base`` positions, its longer side filling it.
+    """
+    longer = max(rows, columns)
+    angles = []
+    for count, other in ((columns, rows), (rows, columns)):
+        shown = base if count == longer else round(base / other * count)
+        start = round((base - shown) / 2)
+        places = start + torch.arange(count, device=device, dtype=torch.float32) * (shown / count)
+        steps = torch.arange(0, head // 2, 2, device=device, dtype=torch.float32)
+        angles.append(torch.outer(places, PERIOD ** -(steps / (head // 2))))
+    column, row = angles
+    both = [column[None].expand(rows, -1, -1), row[:, None].expand(-1, columns, -1)]
+    return torch.cat(both, dim=-1).flatten(0, 1)
+
+
+def turn(x: Tensor, angles: Tensor) -> Tensor:
+    """Turn ``x [B, heads, L, D]``; neighbouring channels are the pairs."""
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = angles.cos(), angles.sin()
+    turned = [even * cos - odd * sin, odd * cos + even * sin]
+    return torch.stack(turned, dim=-1).flatten(-2).to(x.dtype)
+
+
+def _place(parts: Parts) -> dict[str, Any]:
+    return {"dtype": parts["dtype"], "device": parts["device"]}
+
+
+def _perceptron(width: int, inner: int, out: int, parts: Parts) -> nn.Sequential:
+    linear, place = parts["operations"].Linear, _place(parts)
+    return nn.Sequential(linear(width, inner, **place), nn.SiLU(), linear(inner, out, **place))
+
+
+class AttentionPool(nn.Module):
+    """One vector of a text: what its mean sees in it."""
+
+    def __init__(self, tokens: int, width: int, heads: int, out: int, parts: Parts) -> None:
+        super().__init__()
+        linear, place = parts["operations"].Linear, _place(parts)
+        self.heads = heads
+        self.positional_embedding = nn.Parameter(torch.empty(tokens + 1, width, **place))
+        self.k_proj, self.q_proj, self.v_proj = (linear(width, width, **place) for _ in range(3))
+        self.c_proj = linear(width, out, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, out]`` of ``x [B, L, width]``; tokens past those of training do not count."""
+        positions = self.positional_embedding.to(x)
+        x = x[:, : positions.shape[0] - 1]
+        x = torch.cat([x.mean(dim=1, keepdim=True), x], dim=1) + positions[: x.shape[1] + 1]
+        q, k, v = self.q_proj(x[:, :1]), self.k_proj(x), self.v_proj(x)
+        return self.c_proj(attention.optimized_attention(q, k, v, self.heads))[:, 0]
+
+
+class Attention(nn.Module):
+    """What both attentions share: norms of queries and keys, turns, and the projection."""
+
+    name = patches.OUTPUT
+
+    def __init__(self, width: int, heads: int, has_norms: bool, precision: Any, parts: Parts):
+        super().__init__()
+        place = _place(parts)
+        self.heads, self.precision = heads, precision
+        norm = {"eps": NORM_EPS, **place}
+        make = parts["operations"].LayerNorm if has_norms else lambda *_, **__: nn.Identity()
+        self.q_norm, self.k_norm = (make(width // heads, **norm) for _ in range(2))
+        self.out_proj = parts["operations"].Linear(width, width, **place)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, angles: Tensor, is_self: bool, options: Options
+    ) -> Tensor:
+        """``q, k, v [B, L, D]``; keys have places only where the picture sees itself."""
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
+        q, k = turn(self.q_norm(q), angles), self.k_norm(k)
+        k = turn(k, angles) if is_self else k
+        seen = attention.optimized_attention(
+            q, k, v, self.heads, skip_reshape=True, attn_precision=self.precision,
+            transformer_options=options,
+        )  # fmt: skip
+        picture = (0, q.shape[2]) if is_self else None
+        seen = patches.attention_output(seen, options, self.heads, picture, self.name)
+        return self.out_proj(seen)
+
+
+class SelfAttention(Attention):
+    """Attention of the picture with itself."""
+
+    def __init__(self, width: int, heads: int, has_norms: bool, precision: Any, parts: Parts):
+        super().__init__(width, heads, has_norms, precision, parts)
+        self.Wqkv = parts["operations"].Linear(width, 3 * width, **_place(parts))
+
+    def forward(self, x: Tensor, angles: Tensor, options: Options) -> Tensor:
+        q, k, v = self.Wqkv(x).chunk(3, dim=-1)
+        return self.attend(q, k, v, angles, True, options)
+
+
+class CrossAttention(Attention):
+    """Attention of the picture with the texts."""
+
+    name = patches.CROSS_OUTPUT
+
+    def __init__(
+        self, width: int, text: int, heads: int, has_norms: bool, precision: Any, parts: Parts
+    ) -> None:
+        super().__init__(width, heads, has_norms, precision, parts)
+        linear, place = parts["operations"].Linear, _place(parts)
+        self.q_proj, self.kv_proj = linear(width, width, **place), linear(text, 2 * width, **place)
+
+    def forward(self, x: Tensor, text: Tensor, angles: Tensor, options: Options) -> Tensor:
+        k, v = self.kv_proj(text).chunk(2, dim=-1)
+        return self.attend(self.q_proj(x), k, v, angles, False, options)
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with GELU between them."""
+
+    def __init__(self, width: int, inner: int, parts: Parts) -> None:
+        super().__init__()
+        linear, place = parts["operations"].Linear, _place(parts)
+        self.fc1, self.fc2 = linear(width, inner, **place), linear(inner, width, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """Attention among the patches, to the texts, and feed-forward; later layers join in what an
+    earlier one saw.
+    """
+
+    compiles_alone = True
+
+    def __init__(
+        self,
+        width: int,
+        text: int,
+        heads: int,
+        inner: int,
+        has_norms: bool,
+        joins: bool,
+        precision: Any,
+        parts: Parts,
+    ) -> None:
+        super().__init__()
+        linear, place = parts["operations"].Linear, _place(parts)
+
+        def norm(channels: int) -> nn.Module:
+            return parts["operations"].LayerNorm(channels, eps=NORM_EPS, **place)
+
+        self.norm1, self.norm2, self.norm3 = norm(width), norm(width), norm(width)
+        self.attn1 = SelfAttention(width, heads, has_norms, precision, parts)
+        self.attn2 = CrossAttention(width, text, heads, has_norms, precision, parts)
+        self.mlp = FeedForward(width, inner, parts)
+        self.default_modulation = nn.Sequential(nn.SiLU(), linear(width, width, **place))
+        self.skip_norm = norm(2 * width) if joins else None
+        self.skip_linear = linear(2 * width, width, **place) if joins else None
+
+    def forward(
+        self,
+        x: Tensor,
+        vec: Tensor,
+        text: Tensor,
+        angles: Tensor,
+        skip: Tensor | None,
+        options: Options,
+    ) -> Tensor:
+        """One layer over ``x [B, L, D]``; ``vec [B, D]`` shifts it, ``skip [B, L, D]`` is of an
+        earlier layer.
+        """
+        if self.skip_linear is not None and self.skip_norm is not None:
+            assert skip is not None
+            x = self.skip_linear(self.skip_norm(torch.cat([x, skip], dim=-1)))
+        shift = self.default_modulation(vec)[:, None]
+        x = x + self.attn1(self.norm1(x) + shift, angles, options)
+        x = x + self.attn2(self.norm3(x), text, angles, options)
+        return x + self.mlp(self.norm2(x))
+
+
+class FinalLayer(nn.Module):
+    """A modulated norm and a projection to patches."""
+
+    def __init__(self, width: int, out: int, parts: Parts) -> None:
+        super().__init__()
+        linear, place = parts["operations"].Linear, _place(parts)
+        norm = parts["operations"].LayerNorm
+        self.norm_final = norm(width, elementwise_affine=False, eps=NORM_EPS, **place)
+        self.linear = linear(width, out, **place)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), linear(width, 2 * width, **place))
+
+    def forward(self, x: Tensor, vec: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
+        return self.linear(torch.addcmul(shift, self.norm_final(x), 1 + scale))
+
+
+class HunYuanDiT(nn.Module):
+    """Predicts the v of a latent from a timestep 0..1000 and two texts.
+
+    Args:
+        text_states_dim, text_states_dim_t5: Widths of BERT's and of mT5's tokens.
+        text_len, text_len_t5: How many of each the network was trained with.
+        size_cond, use_style_cond: Whether it is told the picture's sizes, and a style (1.0, 1.1).
+        learn_sigma: Whether it also predicts variances, which are not used here.
+        attn_precision: Type in which attention is computed where its function can choose.
+    """
+
+    reads_patches = frozenset({"dit", patches.OUTPUT, patches.CROSS_OUTPUT})
+
+    def __init__(
+        self,
+        patch_size: int = 2,
+        in_channels: int = 4,
+        hidden_size: int = 1152,
+        depth: int = 28,
+        num_heads: int = 16,
+        mlp_ratio: float = 4.0,
+        text_states_dim: int = 1024,
+        text_states_dim_t5: int = 2048,
+        text_len: int = 77,
+        text_len_t5: int = 256,
+        qk_norm: bool = True,
+        size_cond: bool = False,
+        use_style_cond: bool = False,
+        learn_sigma: bool = True,
+        attn_precision: Any = None,
+        dtype: Any = None,
+        device: Any = None,
+        operations: Any = ops.disable_weight_init,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        if hidden_size % num_heads or hidden_size // num_heads % 4:
+            raise ValueError(
+                f"{hidden_size} channels, which {num_heads} heads do not divide into fours"
+            )
+        parts: Parts = {"dtype": dtype, "device": device, "operations": operations}
+        place, width, text = _place(parts), hidden_size, text_states_dim
+        self.dtype, self.patch_size, self.heads = dtype, patch_size, num_heads
+        self.in_channels, self.text_len, self.text_len_t5 = in_channels, text_len, text_len_t5
+        self.size_cond, self.use_style_cond = size_cond, use_style_cond
+        self.out_channels = in_channels * 2 if learn_sigma else in_channels
+        self.mlp_t5 = _perceptron(text_states_dim_t5, text_states_dim_t5 * 4, text, parts)
+        # What stands in the place of padding, of BERT's tokens and then of mT5's.
+        self.text_embedding_padding = nn.Parameter(
+            torch.empty(text_len + text_len_t5, text, **place)
+        )
+        self.pooler = AttentionPool(text_len_t5, text_states_dim_t5, POOLER_HEADS, POOLED, parts)
+        told = POOLED
+        if size_cond:
+            told += SIZES * WAVES
+        if use_style_cond:
+            self.style_embedder = operations.Embedding(1, width, **place)
+            told += width
+        patch = {"kernel_size": patch_size, "stride": patch_size, **place}
+        self.x_embedder = nn.ModuleDict({"proj": operations.Conv2d(in_channels, width, **patch)})
+        self.t_embedder = nn.ModuleDict({"mlp": _perceptron(WAVES, width, width, parts)})
+        self.extra_embedder = _perceptron(told, width * 4, width, parts)
+        inner = int(width * mlp_ratio + 1e-6)  # a ratio read from weights may round down
+        self.blocks = nn.ModuleList(
+            Block(
+                width, text, num_heads, inner, qk_norm, number > depth // 2, attn_precision, parts
+            )
+            for number in range(depth)
+        )
+        self.final_layer = FinalLayer(width, patch_size**2 * self.out_channels, parts)
+
+    def forward(
+        self,
+        x: Tensor,
+        t: Tensor,
+        context: Tensor,
+        text_embedding_mask: Tensor | None = None,
+        encoder_hidden_states_t5: Tensor | None = None,
+        text_embedding_mask_t5: Tensor | None = None,
+        image_meta_size: Tensor | None = None,
+        style: Tensor | None = None,
+        control: Any = None,
+        transformer_options: Options | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Apply the network, through the wrappers of ``transformer_options``.
+
+        Args:
+            x: Noisy latent ``[B, C, H, W]``.
+            t: Timesteps ``[B]`` in 0..1000.
+            context: BERT's tokens ``[B, L, D]``, with a mask ``[B, L]`` of those that count.
+            encoder_hidden_states_t5: mT5's tokens, likewise.
+            image_meta_size: Sizes in pixels ``[B, 6]``: height and width of the original and of
+                the target, and the corner of a crop.
+            style: Number of a style ``[B]``; 0 by default, the only one.
+            control: Residuals of a control network under ``"output"``, one for each layer whose
+                tokens a later layer is given.
+        """
+        options = {} if transformer_options is None else transformer_options
+        return run_wrapped(
+            self._forward, self, "diffusion_model", options,
+            x, t, context, text_embedding_mask, encoder_hidden_states_t5, text_embedding_mask_t5,
+            image_meta_size, style, control, options, **kwargs,
+        )  # fmt: skip
+
+    def _forward(
+        self,
+        x: Tensor,
+        t: Tensor,
+        context: Tensor,
+        text_embedding_mask: Tensor | None = None,
+        encoder_hidden_states_t5: Tensor | None = None,
+        text_embedding_mask_t5: Tensor | None = None,
+        image_meta_size: Tensor | None = None,
+        style: Tensor | None = None,
+        control: Any = None,
+        transformer_options: Options | None = None,
+        **_: Any,
+    ) -> Tensor:
+        options = {} if transformer_options is None else transformer_options
+        if encoder_hidden_states_t5 is None:
+            raise ValueError(
+                "Hunyuan-DiT reads tokens of BERT and of mT5, and the conditioning has none of "
+                "mT5; encode the text with the model's own encoders (a Load CLIP node of type "
+                "hunyuan_dit, or the checkpoint's)"
+            )
+        height, width = x.shape[-2:]
+        patch = self.patch_size
+        x = pad_to_patch_size(x, (patch, patch))
+        rows, columns = (side // patch for side in x.shape[-2:])
+        tokens = self.x_embedder["proj"](x).flatten(2).transpose(1, 2)
+        waves = timestep_embedding(t, WAVES).to(tokens.dtype)
+        told = self._told(encoder_hidden_states_t5, image_meta_size, style, tokens)
+        vec = self.t_embedder["mlp"](waves) + self.extra_embedder(told)
+        text = self._text(
+            (context, text_embedding_mask),
+            (self.mlp_t5(encoder_hidden_states_t5), text_embedding_mask_t5),
+        )
+        head = tokens.shape[-1] // self.heads
+        angles = position_angles(rows, columns, BASE_CELLS // patch, head, x.device)
+        seen = (control or {}).get("output") or []
+        tokens = self._run_blocks(tokens, vec, text, angles, seen, options)
+        out = rearrange(
+            self.final_layer(tokens, vec), "b (h w) (p q c) -> b c (h p) (w q)",
+            h=rows, w=columns, p=patch, q=patch,
+        )  # fmt: skip
+        return out[:, : self.in_channels, :height, :width]
+
+    def _told(
+        self, text: Tensor, sizes: Tensor | None, style: Tensor | None, like: Tensor
+    ) -> Tensor:
+        """What the network is told beside the time: the text as one vector, sizes and style."""
+        told = [self.pooler(text)]
+        if self.size_cond:
+            if sizes is None:
+                raise ValueError("this network is told the picture's sizes, and none are given")
+            waves = timestep_embedding(sizes.flatten().float(), WAVES).to(like.dtype)
+            told.append(waves.reshape(sizes.shape[0], -1).expand(like.shape[0], -1))
+        if self.use_style_cond:
+            if style is None:
+                style = torch.zeros(like.shape[0], device=like.device, dtype=torch.long)
+            told.append(self.style_embedder(style, out_dtype=like.dtype))
+        return torch.cat(told, dim=1)
+
+    def _text(
+        self, bert: tuple[Tensor, Tensor | None], t5: tuple[Tensor, Tensor | None]
+    ) -> Tensor:
+        """Both texts ``[B, L, D]``, what was learned for it in the place of padding, of which
+        only as many of the last tokens are searched as training had.
+        """
+        padding = self.text_embedding_padding.to(bert[0]).split([self.text_len, self.text_len_t5])
+        joined = []
+        for (states, mask), fill in zip((bert, t5), padding):
+            if mask is not None:
+                count = min(len(fill), states.shape[1])
+                kept, last = states.split([states.shape[1] - count, count], dim=1)
+                is_text = mask[:, -count:, None] != 0
+                states = torch.cat([kept, torch.where(is_text, last, fill[:count])], dim=1)
+            joined.append(states)
+        return torch.cat(joined, dim=1)
+
+    def _run_blocks(
+        self,
+        tokens: Tensor,
+        vec: Tensor,
+        text: Tensor,
+        angles: Tensor,
+        control: list[Tensor],
+        options: Options,
+    ) -> Tensor:
+        table = (options.get("patches_replace") or {}).get("dit") or {}
+        options["total_blocks"], options["block_type"] = len(self.blocks), "double"
+        half, skips, residuals = len(self.blocks) // 2, [], list(control)
+        for number, block in enumerate(self.blocks):
+            options["block_index"] = number
+            skip = skips.pop() if number > half else None
+            if skip is not None and residuals:
+                skip = skip + residuals.pop().to(skip)
+
+            def original(
+                args: Mapping[str, Any], block: nn.Module = block, skip: Tensor | None = skip
+            ) -> Options:
+                given = (args["vec"], args["txt"], args["pe"], skip)
+                return {"img": block(args["img"], *given, args["transformer_options"])}
+
+            args = {"img": tokens, "txt": text, "vec": vec, "pe": angles}
+            args["transformer_options"] = options  # type: ignore[assignment]
+            replacement = table.get(("double_block", number))
+            if replacement is None:
+                tokens = original(args)["img"]
+            else:
+                tokens = replacement(args, {"original_block": original})["img"]
+            if number < half - 1:
+                skips.append(tokens)
+        return tokens
