@@ -52,7 +52,8 @@ def _resolve_area(area: Sequence[Any], dims: Sequence[int]) -> tuple[int, ...]:
     """An area in latent cells: sizes, then offsets, one of each per spatial axis.
 
     An area of fewer axes than the latent (that of a picture, in a video) applies to the last ones
-    and takes the others whole; one of more axes loses its first ones.
+    and takes the others whole. One of more axes keeps its first ones, whatever they were meant for:
+    pictures depend on it.
 
     Raises:
         ValueError: It is no area, or begins before the latent does.
@@ -75,7 +76,7 @@ def _resolve_area(area: Sequence[Any], dims: Sequence[int]) -> tuple[int, ...]:
         numbers = [int(number) for number in numbers]
     sizes, offsets = list(numbers[:axes]), list(numbers[axes:])
     missing = max(len(dims) - axes, 0)
-    sizes, offsets = sizes[-len(dims) :], offsets[-len(dims) :]
+    sizes, offsets = sizes[: len(dims)], offsets[: len(dims)]
     if is_share:
         shared = dims[missing:]
         sizes = [max(1, round(size * dim)) for size, dim in zip(sizes, shared)]

@@ -102,10 +102,11 @@ def _weights(
         repeats = (-(-input_x.shape[0] // mask.shape[0]), input_x.shape[1])
         mask = mask.unsqueeze(1).repeat(*repeats, *(1,) * (mask.ndim - 1))
         return mask[: input_x.shape[0]]
-    if area is None:
+    if area is None and strength != 0:
         return input_x.new_full((), strength).expand_as(input_x)
     mult = torch.full_like(input_x, strength)
-    _feather(mult, area, dims)
+    if area is not None:
+        _feather(mult, area, dims)
     return mult
 
 

@@ -15,13 +15,14 @@ from comfy.sampling import batching, conditioning, guidance, noise, run, sampler
 from tests.comfy.sampling.support import CPU, TestModel, patcher
 
 AREA_CASES = [
-    # Picture areas on a picture, a video, sound; a video's area on a picture.
+    # Picture areas on a picture and a video. One of more axes than the latent keeps the first ones.
     (("percentage", 0.5, 0.25, 0.1, 0.2), (10, 8), (5, 2, 1, 2)),
     (("percentage", 0.5, 0.25, 0.1, 0.2), (3, 10, 8), (3, 5, 2, 0, 1, 2)),
     ((4, 2, 1, 3), (3, 10, 8), (3, 4, 2, 0, 1, 3)),
-    (("percentage", 1.0, 0.5, 0.25, 0.5, 0.1, 0.2), (10, 8), (5, 2, 1, 2)),
-    ((2, 4, 2, 1, 1, 3), (10, 8), (4, 2, 1, 3)),
-    ((4, 2, 1, 3), (20,), (2, 3)),
+    (("percentage", 1.0, 0.5, 0.25, 0.5, 0.1, 0.2), (10, 8), (10, 4, 5, 1)),
+    ((2, 4, 2, 1, 1, 3), (10, 8), (2, 4, 1, 1)),
+    ((4, 2, 1, 3), (20,), (4, 1)),
+    (("percentage", 0.5, 0.25, 0.1, 0.2), (20,), (10, 2)),
     (("percentage", 0.01, 0.01, 0.0, 0.0), (10, 8), (1, 1, 0, 0)),
     # Halves round to the even number.
     (("percentage", 0.25, 0.75, 0.25, 0.75), (10, 10), (2, 8, 2, 8)),
@@ -99,6 +100,14 @@ def test_overlaps_are_weighted_means() -> None:
     made = estimate(entries, (2, 4, 8, 8))
     assert torch.allclose(made[..., 4:], torch.tensor((0.5 * 1 + 2 * 5) / 2.5))
     assert torch.allclose(made[..., :4], torch.tensor((0.5 * 1 + 0.5 * 3 + 2 * 5) / 3.0))
+
+
+def test_an_entry_without_strength_does_not_count() -> None:
+    # Also a lone one for the whole latent: no entry covers anything, which gives zeros.
+    for others, expected in (([], 0.0), ([text(5.0)], 5.0), ([text(5.0), text(3.0)], 4.0)):
+        for strength in (0.0, 0, torch.tensor(0.0)):
+            made = estimate([text(9.0, strength=strength), *others], (2, 4, 8, 8))
+            assert torch.equal(made, torch.full_like(made, expected))
 
 
 def test_a_default_with_an_area_fills_what_is_left_of_that_area() -> None:

@@ -70,7 +70,7 @@ def random_entry(r: random.Random, dims: list[int], batch: int) -> Entry:
         # Bounds are those of pictures.
         entry["set_area_to_bounds"] = len(dims) == 2 and r.random() < 0.5
     choices = {
-        "strength": 2.0, "start_percent": r.random(), "end_percent": r.random(),
+        "strength": r.choice([0.0, 2.0]), "start_percent": r.random(), "end_percent": r.random(),
         "clip_start_percent": r.random() / 2, "clip_end_percent": 0.5 + r.random() / 2,
         "default": True,
     }  # fmt: skip
