@@ -28,6 +28,7 @@ from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.vocabularies import EMBEDDED_NAMES, vocabulary_beside
 from comfy.vae.vae import VAE
 from comfy.weights import contents, state_dict
+from comfy.weights.encodings import gather
 from comfy.weights.errors import WeightFileError
 from comfy.weights.fill import UnknownWeightsError
 from comfy.weights.header_hints import read_hints
@@ -145,6 +146,7 @@ def load_state_dict_guess_config(
     Raises:
         IncompleteWeightsError: The family is known, but weights are missing or contradictory.
     """
+    gather(sd)
     prefix = detection.unet_prefix_from_state_dict(sd)
     family = detection.model_config_from_unet(sd, prefix, metadata=metadata)
     if family is None:
@@ -240,6 +242,7 @@ def load_diffusion_model_state_dict(
         sd: Tensors by key, with or without a checkpoint's prefix, or under the names of the
             diffusers library. Emptied of what is used.
     """
+    gather(sd)
     prefix = detection.unet_prefix_from_state_dict(sd)
     if not any(key.startswith(prefix) for key in sd):
         prefix = ""

@@ -39,8 +39,9 @@ from comfy.text_encoders import (
     umt5,
 )
 from comfy.text_encoders.clip import CLIP
-from comfy.text_encoders.vocabularies import EMBEDDED_NAMES, vocabulary_beside
+from comfy.text_encoders.vocabularies import EMBEDDED_NAMES, vocabularies_of, vocabulary_beside
 from comfy.weights import state_dict as files
+from comfy.weights.encodings import gathered
 from comfy.weights.header_hints import read_hints
 from comfy.weights.ltx_header import told_of
 from comfy.weights.marks import cannot_run
@@ -82,7 +83,8 @@ def load_clip(
     metadata: dict[str, str] = {}
     for path in ckpt_paths:
         tensors, header = files.load_torch_file(path, return_metadata=True)
-        part = as_clip_keys(tensors)
+        with naming(path):
+            part = as_clip_keys(tensors)
         if detect_encoder(part) is None:
             unsupported = unsupported_encoder(part)
             found = f"no known text encoder: {state_dict_in_words(tensors)}"
@@ -120,6 +122,7 @@ def load_text_encoder_state_dicts(
     """
     parts = [as_clip_keys(part) for part in state_dicts]
     kinds = [detect_encoder(part) for part in parts]
+    own = vocabularies_of(kinds, parts)
     held = {name: part.pop(name) for part in parts for name in EMBEDDED_NAMES if name in part}
     everything = {key: value for part in parts for key, value in part.items()}
     target = text_target(kinds, clip_type, llm_dtype(everything) or t5_dtype(everything))
@@ -132,7 +135,7 @@ def load_text_encoder_state_dicts(
     sizes = text_model_configs(whole, read_hints(metadata, "text_config"), told)
     options = dict(model_options or {})
     folders = options.pop(FOLDERS_OPTION, ())
-    data = {**vocabulary_beside(whole, folders), **held}
+    data = {**own, **vocabulary_beside(whole, folders), **held}
     return CLIP(
         target,
         embedding_directory=embedding_directory,
@@ -147,6 +150,7 @@ def as_clip_keys(state_dict: StateDict) -> StateDict:
     """Keys as CLIP names them, whether the file has CLIP's or OpenCLIP's layout; of a checkpoint
     of LTX-2, the connectors of its text.
     """
+    state_dict = dict(gathered(state_dict))
     connectors = lt.connector_keys(state_dict)
     if connectors is not None:
         return connectors

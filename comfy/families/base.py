@@ -25,6 +25,7 @@ from comfy.ldm.unet.model import UNetModel
 from comfy.nn import attention
 from comfy.nn.wrappers import run_wrapped
 from comfy.ops.choice import pick_operations
+from comfy.ops.encoded import state_dict_for_file
 from comfy.weights.fill import fill
 
 logger = logging.getLogger(__name__)
@@ -335,7 +336,7 @@ class BaseModel(nn.Module):
             saved.update(config.process_vae_state_dict_for_saving(vae_state_dict))
         if clip_vision_state_dict is not None:
             saved.update(config.process_clip_vision_state_dict_for_saving(clip_vision_state_dict))
-        network = self.diffusion_model.state_dict()
+        network = state_dict_for_file(self.diffusion_model)
         saved.update(config.process_unet_state_dict_for_saving(network))
         if self.model_type is ModelType.V_PREDICTION:
             saved["v_pred"] = torch.tensor([])

@@ -1,8 +1,9 @@
-"""Layers whose weight is stored in a code: float8 with a scale now, other families of codes later.
+"""Layers whose weight is stored in a code: float8 with a scale, blocks of few bits.
 
 An `Encoding` says how a weight is decoded and encoded; `encode_layer` makes any casting layer hold
-its weight that way. The layer decodes at use, so a network keeps the size it has in the file, and
-patches see the decoded weight through `convert_weight` and `set_weight`.
+its weight that way. The layer decodes at use, so a network keeps the size it has in the file.
+Patches see the decoded weight through `convert_weight` and `set_weight`; where a code has too few
+bits to hold them, they stay apart and are added at every use.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from torch import nn
 from comfy.ops import float8
 from comfy.ops.cast import CastWeightBiasOp, cast_bias_weight, uncast_bias_weight
 
+PLAIN_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Types of weights that are in no code (any more): codes of few bits leave them as they are."""
+
+PLAIN_TYPE = torch.float16
+"""Type of weights that had to leave such a code; it keeps more digits than any of them."""
+
 Parts = Mapping[str, torch.Tensor]
 """What a code needs beside the stored weight, by name: scales, zero points, tables."""
 
@@ -26,16 +33,31 @@ class Encoding(Protocol):
 
     Attributes:
         multiplies_in_float8: Its products may be computed without decoding.
+        rewrites: A patched weight is stored in the code again; else patches are added at use.
     """
 
-    multiplies_in_float8: bool
+    @property
+    def multiplies_in_float8(self) -> bool: ...
+
+    @property
+    def rewrites(self) -> bool: ...
 
     def decode(self, stored: torch.Tensor, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
         """The weight in `dtype`; `stored` is not modified."""
         ...
 
     def encode(self, weight: torch.Tensor, parts: Parts, seed: int | None) -> torch.Tensor:
-        """A weight in the stored form; `seed` makes rounding at random reproducible."""
+        """A weight in the stored form, or a plain one, which `decode` then leaves as it is.
+
+        Args:
+            seed: Makes rounding at random reproducible.
+        """
+        ...
+
+    def decode_rows(
+        self, stored: torch.Tensor, parts: Parts, chosen: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """Rows ``[n, D]`` of a table by their numbers ``[n]``; None: decode the whole."""
         ...
 
 
@@ -45,11 +67,23 @@ class EncodedWeight(CastWeightBiasOp):
     Attributes:
         encoding: How the weight is stored.
         part_names: Names of the layer's parameters the encoding needs.
+        note_names: Names of those that only travel along.
     """
 
     comfy_cast_weights = True
     encoding: Encoding
     part_names: tuple[str, ...]
+    note_names: tuple[str, ...]
+    _decoded_shape: tuple[int, ...]
+
+    @property
+    def patches_apart(self) -> bool:
+        """Whether patches are added at every use, also to a weight that is resident."""
+        return not self.encoding.rewrites
+
+    def decoded_shape(self) -> tuple[int, ...]:
+        """Shape of the weight as layers compute with it."""
+        return tuple(self._decoded_shape)
 
     def parts(self, device: torch.device) -> dict[str, torch.Tensor]:
         """The encoding's parameters on a device."""
@@ -108,9 +142,32 @@ class _EncodedLinear(EncodedWeight):
         return out
 
 
+class _EncodedEmbedding(EncodedWeight):
+    """Decodes the rows that are looked up, where the code has them apart."""
+
+    def forward_comfy_cast_weights(
+        self, input: torch.Tensor, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        layer: Any = self
+        rows = None
+        if not self.weight_function and not self.patched_on_arrival:
+            chosen = input.to(layer.weight.device).reshape(-1)
+            dtype = out_dtype or torch.float32
+            parts = self.parts(chosen.device)
+            rows = self.encoding.decode_rows(layer.weight, parts, chosen, dtype)
+        if rows is None:
+            weight, _ = cast_bias_weight(self, dtype=out_dtype, device=input.device)
+            return nn.functional.embedding(input, weight)
+        return rows.to(input.device).reshape(*input.shape, -1)
+
+
 @functools.cache
 def _encoded_class(layer_class: Any) -> Any:
-    mixin = _EncodedLinear if issubclass(layer_class, nn.Linear) else EncodedWeight
+    mixin: Any = EncodedWeight
+    if issubclass(layer_class, nn.Linear):
+        mixin = _EncodedLinear
+    elif issubclass(layer_class, nn.Embedding):
+        mixin = _EncodedEmbedding
     return type(f"Encoded{layer_class.__name__}", (mixin, layer_class), {})
 
 
@@ -130,7 +187,29 @@ def encode_layer(
     if not isinstance(layer, EncodedWeight):
         layer_class: Any = type(layer)
         held.__class__ = _encoded_class(layer_class)
-    held.encoding, held.part_names = encoding, tuple(parts)
+        held._decoded_shape = tuple(held.weight.shape)
+    held.encoding, held.part_names, held.note_names = encoding, tuple(parts), tuple(notes)
     for name, tensor in {"weight": stored, **parts, **notes}.items():
         empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         held.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+
+
+def state_dict_for_file(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A network's tensors as a file may hold them.
+
+    Weights in the code of a file that says so itself stay in it. Others, such as those of GGUF
+    files, and patched ones, which have no code any more, become float16.
+    """
+    saved: dict[str, torch.Tensor] = module.state_dict()
+    for path, layer in module.named_modules():
+        if not isinstance(layer, EncodedWeight) or layer.encoding.rewrites:
+            continue
+        held: Any = layer
+        plain = held.weight.dtype in PLAIN_TYPES
+        if layer.note_names and not plain:
+            continue
+        prefix = f"{path}." if path else ""
+        saved[f"{prefix}weight"] = layer.decode_weight(held.weight.detach(), PLAIN_TYPE)
+        for name in (*layer.part_names, *layer.note_names):
+            del saved[f"{prefix}{name}"]
+    return saved

@@ -22,7 +22,7 @@ from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.ops.streaming import StreamPlan, Tensors
 from comfy.patching.equality import same_objects
 from comfy.patching.lowvram import LowVramPatch
-from comfy.patching.module_loading import LoadEntry
+from comfy.patching.module_loading import LoadEntry, patched_apart
 from comfy.patching.patcher import ModelPatcher
 from comfy.weights.mapped_file import release_pages
 
@@ -220,11 +220,13 @@ class ModelPatcherDynamic(ModelPatcher):
     def _layer_patches(self, entry: LoadEntry) -> LayerPatches:
         prefix = f"{entry.name}." if entry.name else ""
         functions: list[LowVramPatch | None] = []
+        shown: list[tuple[Any, ...]] = []
         for name in ("weight", "bias"):
             key = prefix + name
-            functions.append(self._patch_at_use(key, keep=False) if key in self.patches else None)
-        weight, bias = (tuple(self.patches.get(prefix + n, ())) for n in ("weight", "bias"))
-        return LayerPatches(entry.name, (functions[0], functions[1]), (weight, bias))
+            arrives = key in self.patches and not patched_apart(entry.module, name)
+            functions.append(self._patch_at_use(key, keep=False) if arrives else None)
+            shown.append(tuple(self.patches[key]) if arrives else ())
+        return LayerPatches(entry.name, (functions[0], functions[1]), (shown[0], shown[1]))
 
     def partially_unload(
         self, device_to: torch.device, memory_to_free: int = 0, force_patch_weights: bool = False

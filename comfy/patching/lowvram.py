@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ class LowVramPatch:
         keep: Keep the patches' tensors on the device between calls.
         calculate: Weight arithmetic of a patcher that brings its own.
         originals: key -> [(unpatched weight, convert)], for patches that are a difference to it.
+        stays_decoded: Leave the patched weight as it was computed; its code is too coarse for it.
     """
 
     takes_stored = True
@@ -42,6 +44,7 @@ class LowVramPatch:
         keep: bool = True,
         calculate: Callable[..., torch.Tensor] | None = None,
         originals: Mapping[str, Any] | None = None,
+        stays_decoded: bool = False,
     ) -> None:
         self.key = key
         self.patches = patches
@@ -50,10 +53,11 @@ class LowVramPatch:
         self.keep = keep
         self.calculate = calculate
         self.originals = originals
+        self.stays_decoded = stays_decoded
         self._local: tuple[torch.device, list[Any], list[Any]] | None = None
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        """The patched weight in the type it is stored in; `weight` is not modified."""
+        """The patched weight in the type it is stored in, or decoded; `weight` is not modified."""
         working = weight
         if self.convert_func is not None:
             working = self.convert_func(working, inplace=False)
@@ -66,6 +70,8 @@ class LowVramPatch:
         else:
             calculate = self.calculate or arithmetic.calculate_weight
             patched = calculate(patches, working, self.key)
+        if self.stays_decoded:
+            return patched
         seed = string_to_seed(self.key)
         if self.set_func is not None:
             return self.set_func(patched, seed=seed, return_weight=True)
@@ -128,10 +134,18 @@ def move_patch_value(value: Any, device: torch.device) -> Any:
 
 def low_vram_patch_estimate_vram(model: Any, key: str) -> int:
     """Bytes the working copies of a streamed, patched weight take on the device at use."""
-    from comfy.patching.attributes import get_key_weight
+    from comfy.patching.attributes import owner_of
 
-    weight, _, _ = get_key_weight(model, key)
+    owner, name = owner_of(model, key)
+    weight = getattr(owner, name)
     if weight is None:
         return 0
     width = max(INTERMEDIATE_DTYPE.itemsize, weight.element_size())
-    return int(weight.numel()) * width * 2
+    shape = getattr(owner, "decoded_shape", None) if name == "weight" else None
+    return (weight.numel() if shape is None else math.prod(shape())) * width * 2
+
+
+def decoding_bytes(module: Any) -> int:
+    """Bytes that a layer's weight takes decoded, at use; 0 for a weight in no code."""
+    shape = getattr(module, "decoded_shape", None)
+    return 0 if shape is None else math.prod(shape()) * INTERMEDIATE_DTYPE.itemsize

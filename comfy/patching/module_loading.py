@@ -12,7 +12,7 @@ from comfy.devices import accelerators, casting, memory
 from comfy.ops.cast import is_castable
 from comfy.patching.attributes import get_key_weight, own_tensors
 from comfy.patching.equality import same_objects
-from comfy.patching.lowvram import low_vram_patch_estimate_vram, patch_bytes
+from comfy.patching.lowvram import decoding_bytes, low_vram_patch_estimate_vram, patch_bytes
 from comfy.patching.occupancy import HeldWeight
 from comfy.patching.weights import WeightPatching
 
@@ -22,6 +22,11 @@ PLAINLY_ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
 
 AT_USE = ("weight", "bias")
 """Tensors of a layer that travel, and are patched, at use."""
+
+
+def patched_apart(module: nn.Module, name: str) -> bool:
+    """Whether patches of a tensor are added at every use, for its code is too coarse for them."""
+    return name == "weight" and bool(getattr(module, "patches_apart", False))
 
 
 class LoadEntry(NamedTuple):
@@ -79,11 +84,12 @@ class ModuleLoading(WeightPatching):
         prefix = f"{entry.name}." if entry.name else ""
         for name in entry.params:
             key = prefix + name
-            wanted = tuple(self.patches.get(key, ()))
+            apart = patched_apart(entry.module, name) and not force_patch
+            wanted = () if apart else tuple(self.patches.get(key, ()))
             shown = self.residence.applied.get(key, ())
             again = force_patch and wanted
             if again or not self._is_held(key, device) or not same_objects(wanted, shown):
-                size = self._show(entry.module, prefix, name, device)
+                size = self._show(entry.module, prefix, name, device, bool(wanted))
                 shown_tensor = get_key_weight(self.model, key)[0]
                 self.residence.held[key] = HeldWeight(shown_tensor, size)
         self.residence.resident.add(entry.name)
@@ -94,10 +100,17 @@ class ModuleLoading(WeightPatching):
         held = self.residence.held.get(key)
         return held is not None and (device is None or held.tensor.device == device)
 
-    def _show(self, module: nn.Module, prefix: str, name: str, device: torch.device | None) -> int:
-        """One weight of a resident module; returns the bytes it takes on the device."""
+    def _show(
+        self,
+        module: nn.Module,
+        prefix: str,
+        name: str,
+        device: torch.device | None,
+        patched: bool,
+    ) -> int:
+        """One weight of a resident module, patched or plain; returns its bytes on the device."""
         key = prefix + name
-        if key in self.patches:
+        if patched:
             self._patch_weight(module, prefix, name, device)
             self.residence.applied[key] = tuple(self.patches[key])
             size = memory.tensor_bytes(get_key_weight(self.model, key)[0])
@@ -197,9 +210,11 @@ class ModuleLoading(WeightPatching):
         return 2 * max(sizes, default=0) + sum(patches)
 
     def patching_memory(self) -> int:
-        """Device bytes of the copies made while the largest patched weight is patched at use."""
+        """Device bytes of the copies made while the largest weight is decoded or patched at use."""
         at_use = [key for key in self.patches if not self._travels_patched(key)]
-        return max((low_vram_patch_estimate_vram(self.model, key) for key in at_use), default=0)
+        sizes = [low_vram_patch_estimate_vram(self.model, key) for key in at_use]
+        modules = (module for _, module in self.residence.modules())
+        return max([*sizes, *(decoding_bytes(module) for module in modules)], default=0)
 
     def _attach_functions(self, entry: LoadEntry, streamed: bool, patched: bool = True) -> None:
         """Set what a layer does to its weights at use.
@@ -216,7 +231,8 @@ class ModuleLoading(WeightPatching):
             key = prefix + name
             functions: list[Any] = []
             at_rest = key in self.residence.applied
-            if streamed and patched and key in self.patches and not at_rest:
+            at_use = (streamed and patched) or patched_apart(entry.module, name)
+            if at_use and key in self.patches and not at_rest:
                 functions.append(self._patch_at_use(key, keep=not self._outweighs(key)))
             functions += self.weight_wrapper_patches.get(key, ())
             if functions:

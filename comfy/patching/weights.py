@@ -157,7 +157,11 @@ class WeightPatching:
         """This view's patches of a weight as a function that its layer applies at use."""
         _, set_func, convert_func = get_key_weight(self.model, key)
         patches = {key: list(self.patches[key])}
-        return LowVramPatch(key, patches, convert_func, set_func, keep, self._own_arithmetic())
+        owner, _, name = self._place(key)
+        apart = name == "weight" and bool(getattr(owner, "patches_apart", False))
+        return LowVramPatch(
+            key, patches, convert_func, set_func, keep, self._own_arithmetic(), stays_decoded=apart
+        )
 
     def _own_arithmetic(self) -> Callable[..., torch.Tensor] | None:
         """`calculate_weight` where a subclass or a custom node replaced it; holds no patcher."""

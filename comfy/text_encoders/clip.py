@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from comfy.devices import placement, precision, residency
+from comfy.ops.encoded import state_dict_for_file
 from comfy.patching.patcher import ModelPatcher
 from comfy.text_encoders import weighting
 from comfy.text_encoders.scheduling import encode_scheduled
@@ -221,7 +222,7 @@ class CLIP:
 
     def get_sd(self) -> dict[str, Tensor]:
         """All weights as patched, and what the tokenizer saves."""
-        weights = self.cond_stage_model.state_dict()
+        weights = state_dict_for_file(self.cond_stage_model)
         saved = dict(self.tokenizer.state_dict())
         saved.update(weights)
         return saved

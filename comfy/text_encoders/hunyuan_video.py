@@ -60,7 +60,7 @@ class LlamaPieces:
         self.pieces = pieces
 
     @classmethod
-    def from_pretrained(cls, source: str | None = None) -> LlamaPieces:
+    def from_pretrained(cls, source: str | bytes | None = None) -> LlamaPieces:
         """From the path of a `tokenizer.json`.
 
         Raises:
@@ -222,7 +222,7 @@ class HunyuanVideoClipModel(SeveralEncoders):
         return torch.cat([states[:, part] for part in taken], dim=1), pooled, told
 
     def _check_pictures(self, tokens: Sequence[Any]) -> None:
-        width = self.llama.transformer.get_input_embeddings().weight.shape[1]
+        width = self.llama.transformer.get_input_embeddings().embedding_dim
         for token in tokens:
             if isinstance(token, Mapping) and token["data"].shape[-1] != width:
                 raise ValueError(

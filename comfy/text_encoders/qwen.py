@@ -65,7 +65,7 @@ class QwenPieces:
         self.pieces = pieces
 
     @classmethod
-    def from_pretrained(cls, source: str | None = None) -> QwenPieces:
+    def from_pretrained(cls, source: str | bytes | None = None) -> QwenPieces:
         """From the path of a `tokenizer.json`.
 
         Raises:

@@ -101,7 +101,7 @@ def _embed_chunk(
         rows, extra = _rows(token, device, preprocess)
         if rows is None:
             continue
-        if rows.shape[-1] != table.weight.shape[-1]:
+        if rows.shape[-1] != table.embedding_dim:
             widths[rows.shape[-1]] += rows.shape[0]
             continue
         info.append({"type": _type(token), "index": len(mask), "size": len(rows), "extra": extra})
@@ -114,7 +114,7 @@ def _embed_chunk(
             "width %d; use embeddings made for this model",
             lost,
             width,
-            table.weight.shape[-1],
+            table.embedding_dim,
         )
         pieces.append(_look_up([special.pad or 0] * lost, table, device)[0])
         mask.extend([0] * lost)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from comfy.text_encoders import (
@@ -19,6 +19,7 @@ from comfy.text_encoders import (
     umt5,
 )
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, EMBEDDED, find_pieces
+from comfy.weights.gguf_text import VOCABULARY
 
 # Encoder whose vocabulary is a file -> how it is looked for in some folders.
 VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
@@ -40,6 +41,24 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
 }
 # Tensors of bytes that are vocabularies, not weights.
 EMBEDDED_NAMES = (EMBEDDED, tekken.EMBEDDED)
+
+
+def vocabularies_of(
+    encoders: Sequence[str | None], weights: Sequence[dict[str, Any]]
+) -> dict[str, bytes]:
+    """Tokenizer data out of the headers of GGUF files; taken from their weights.
+
+    Args:
+        encoders: Name of each encoder.
+        weights: Tensors of each file.
+    """
+    found: dict[str, bytes] = {}
+    for name, part in zip(encoders, weights):
+        content = part.pop(VOCABULARY, None)
+        if content is not None:
+            found[f"{name}_vocabulary"] = content.numpy().tobytes()
+            found.setdefault(DATA_ENTRY, found[f"{name}_vocabulary"])
+    return found
 
 
 def vocabulary_beside(weights: Mapping[str, Any], folders: Iterable[str]) -> dict[str, str]:

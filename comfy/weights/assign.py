@@ -88,7 +88,14 @@ def _in_form_of(
 ) -> torch.Tensor:
     """The tensor itself, or a copy in the target's floating type and layout, made in one pass."""
     plain = type(tensor) in (torch.Tensor, nn.Parameter)  # layers convert quantised classes
-    if target is None or not plain or tensor.shape != target.shape:
+    if target is None or not plain:
+        return tensor
+    if (
+        tensor.ndim < target.ndim
+        and (1,) * (target.ndim - tensor.ndim) + tensor.shape == target.shape
+    ):
+        tensor = tensor.reshape(target.shape)  # GGUF files do not keep first axes of one
+    if tensor.shape != target.shape:
         return tensor
     floats = tensor.is_floating_point() and target.is_floating_point()
     dtype = target.dtype if floats else tensor.dtype

@@ -1,26 +1,32 @@
 """Weights that a file stores in a code, and how the file says so.
 
 A layer `x` is encoded when the file has `x.comfy_quant` (its settings as JSON), when the file's
-metadata describes it, or, in older files, when there is `x.scale_weight` (such files also hold a
-marker `scaled_fp8` whose type is that of the weights). `encode_layers` makes a network's layers
-hold their weights as the file does, so that it can be filled without conversion.
+metadata describes it, when bitsandbytes wrote it (`x.weight.quant_state.bitsandbytes__nf4`), or, in
+older files, when there is `x.scale_weight` (such files also hold a marker `scaled_fp8` whose type
+is that of the weights). GGUF files say it tensor by tensor (`comfy.weights.gguf_file`).
+
+`gathered` makes one `StoredWeight` of all tensors of such a layer; `encode_layers` makes a
+network's layers hold their weights as the file does, so that it can be filled without conversion.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
 from comfy.devices import casting
 from comfy.ops.cast import is_castable
-from comfy.ops.encoded import Parts, encode_layer
+from comfy.ops.encoded import Encoding, Parts, encode_layer
 from comfy.weights.errors import NotSafetensorsError
+from comfy.weights.low_bit import four_bit
+from comfy.weights.low_bit.stored import StoredWeight
 from comfy.weights.rounding import stochastic_rounding
 
 SETTINGS = "comfy_quant"
@@ -46,10 +52,12 @@ class Settings(NamedTuple):
     Attributes:
         format: Name of the code.
         full_precision: Never multiply without decoding.
+        is_rotated: The weight was turned before it was stored.
     """
 
     format: str
     full_precision: bool = False
+    is_rotated: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class ScaledWeight:
 
     dtype: torch.dtype
     multiplies_in_float8: bool
+    rewrites: ClassVar[bool] = True
 
     def decode(self, stored: torch.Tensor, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
         """See `comfy.ops.encoded.Encoding`."""
@@ -73,6 +82,15 @@ class ScaledWeight:
         scaled = weight.float() / self._scale(parts, weight)
         limit = torch.finfo(self.dtype).max
         return stochastic_rounding(scaled.clamp(-limit, limit), self.dtype, seed=seed or 0)
+
+    def decode_rows(
+        self, stored: torch.Tensor, parts: Parts, chosen: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Some rows of a table."""
+        scale = parts["weight_scale"]
+        taken = stored.view(torch.uint8)[chosen] if stored.element_size() == 1 else stored[chosen]
+        own = {"weight_scale": scale if scale.numel() == 1 else scale.reshape(-1)[chosen]}
+        return self.decode(taken.view(stored.dtype), own, dtype)
 
     @staticmethod
     def _scale(parts: Parts, weight: torch.Tensor) -> torch.Tensor:
@@ -91,10 +109,17 @@ class ScaledWeight:
 
 STORED_TYPES = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32")
 
-ENCODINGS: dict[str, Any] = dict.fromkeys(STORED_TYPES, ScaledWeight)
-"""Name of a code in settings -> class; `of_file` makes it from a layer's settings and tensors."""
+ENCODINGS: dict[str, Callable[[Settings, torch.Tensor, Parts], Encoding]] = {
+    **dict.fromkeys(STORED_TYPES, ScaledWeight.of_file),
+    "nvfp4": lambda _, weight, parts: four_bit.nvfp4(weight, parts),
+    "mxfp8": lambda _, weight, parts: four_bit.mxfp8(weight, parts),
+    "int8_tensorwise": lambda settings, weight, parts: four_bit.int8(
+        weight, parts, settings.is_rotated
+    ),
+}
+"""Name of a code in settings -> what makes it from a layer's settings and tensors."""
 
-PART_NAMES = ("weight_scale", "input_scale")
+PART_NAMES = ("weight_scale", "weight_scale_2", "input_scale")
 """Names of the tensors that codes need beside the weight."""
 
 
@@ -125,10 +150,42 @@ def with_settings(
 
 def is_encoded(key: str, state_dict: Mapping[str, Any]) -> bool:
     """Whether the tensor under a key is a weight stored in a code."""
+    if isinstance(state_dict[key], StoredWeight):
+        return True
     if not key.endswith(".weight"):
         return False
     layer = key[: -len("weight")]
     return any(layer + name in state_dict for name in (SETTINGS, "scale_weight", "weight_scale"))
+
+
+def gather(state_dict: dict[str, torch.Tensor]) -> None:
+    """As `gathered`, in place."""
+    found = gathered(state_dict)
+    if found is not state_dict:
+        state_dict.clear()
+        state_dict.update(found)
+
+
+def gathered(state_dict: MutableMapping[str, torch.Tensor]) -> MutableMapping[str, torch.Tensor]:
+    """One tensor, of the shape the weight has decoded, in the place of all those of a coded layer.
+
+    Args:
+        state_dict: Not changed.
+    Returns:
+        `state_dict` itself when nothing is in a code, or everything was gathered before.
+    Raises:
+        UnknownEncodingError: A code is unknown, or a layer lacks what its code needs.
+    """
+    found = dict(_described(state_dict))
+    bnb = dict(_of_bitsandbytes(state_dict))
+    if not found and not bnb:
+        return state_dict
+    left = _renamed(state_dict, found)
+    for layer, settings in found.items():
+        _gather(layer, settings, left)
+    for layer, kind in bnb.items():
+        _gather_bitsandbytes(layer, kind, left)
+    return left
 
 
 def encode_layers(
@@ -141,16 +198,23 @@ def encode_layers(
         state_dict: Tensors by the network's keys; not changed.
     Returns:
         What is left to fill in under the layers' own names; `state_dict` itself when nothing is
-        encoded.
+        encoded. What no layer can hold in a code is decoded.
     Raises:
         UnknownEncodingError: A code is unknown, or a layer lacks what its code needs.
     """
-    found = dict(_described(state_dict))
-    if not found:
-        return state_dict
-    left = _renamed(state_dict, found)
-    for layer, settings in found.items():
-        _encode(module, layer, settings, left)
+    whole = gathered(state_dict)
+    if not any(isinstance(value, StoredWeight) for value in whole.values()):
+        return whole
+    left: dict[str, torch.Tensor] = {}
+    for key, value in whole.items():
+        if not isinstance(value, StoredWeight):
+            left[key] = value
+        elif _encode(module, key, value):
+            layer = key.removesuffix("weight")
+            left[key] = value.stored
+            left.update({f"{layer}{n}": t for n, t in (*value.parts.items(), *value.notes.items())})
+        else:
+            left[key] = value.decoded()
     return left
 
 
@@ -181,14 +245,14 @@ def _described(state_dict: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Se
     """(layer, settings) of every encoded weight."""
     markers = {k[: -len(MARKER)]: t for k, t in state_dict.items() if k.split(".")[-1] == MARKER}
     for key in state_dict:
-        if not is_encoded(key, state_dict):
+        if isinstance(state_dict[key], StoredWeight) or not is_encoded(key, state_dict):
             continue
         layer = key[: -len(".weight")]
         described = state_dict.get(f"{layer}.{SETTINGS}")
         if described is not None:
             raw = _json(described.cpu().numpy().tobytes(), f"{layer}.{SETTINGS}")
             full = bool(raw.get("full_precision_matrix_mult", False))
-            yield layer, Settings(str(raw.get("format")), full)
+            yield layer, Settings(str(raw.get("format")), full, bool(raw.get("convrot", False)))
         else:
             name = str(state_dict[key].dtype).removeprefix("torch.")
             full = any(layer.startswith(p) and t.numel() == 2 for p, t in markers.items())
@@ -229,26 +293,61 @@ def _renamed(
     return left
 
 
-def _encode(
-    module: nn.Module, layer: str, settings: Settings, tensors: Mapping[str, torch.Tensor]
-) -> None:
-    kind = ENCODINGS.get(settings.format)
-    if kind is None:
+def _gather(layer: str, settings: Settings, tensors: dict[str, torch.Tensor]) -> None:
+    """Put one tensor in the place of those of a layer."""
+    make = ENCODINGS.get(settings.format)
+    if make is None:
         raise UnknownEncodingError(
             f"'{layer}' is stored as {settings.format!r}; known: {', '.join(ENCODINGS)}"
         )
-    parts = {n: tensors[f"{layer}.{n}"] for n in PART_NAMES if f"{layer}.{n}" in tensors}
+    names = [name for name in PART_NAMES if f"{layer}.{name}" in tensors]
+    parts = {name: tensors.pop(f"{layer}.{name}") for name in names}
+    notes = {SETTINGS: tensors.pop(f"{layer}.{SETTINGS}")}
     if "weight_scale" not in parts:
         raise UnknownEncodingError(f"'{layer}' is stored as {settings.format!r} without its scale")
-    try:
-        target = module.get_submodule(layer)
-    except AttributeError:  # no such layer: reported with the other keys that have no place
-        return
-    if not is_castable(target):
-        raise UnknownEncodingError(f"'{layer}' is a {type(target).__name__} and takes no code")
     weight = tensors[f"{layer}.weight"]
-    own: Any = target
-    if own.weight.shape != weight.shape:
-        return  # reported as a wrong shape when the network is filled
-    notes = {SETTINGS: tensors[f"{layer}.{SETTINGS}"]}
-    encode_layer(target, kind.of_file(settings, weight, parts), weight, parts, notes)
+    with _naming(layer):
+        code = make(settings, weight, parts)
+    shape = getattr(code, "shape", weight.shape)
+    tensors[f"{layer}.weight"] = StoredWeight(weight, code, shape, parts, notes)
+
+
+def _of_bitsandbytes(state_dict: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
+    """(layer, kind) of every weight that bitsandbytes stored in four bits."""
+    for key in state_dict:
+        layer, mark, kind = key.partition(f".{four_bit.BNB_STATE}")
+        if mark and f"{layer}.weight" in state_dict:
+            yield layer, kind
+
+
+def _gather_bitsandbytes(layer: str, kind: str, tensors: dict[str, torch.Tensor]) -> None:
+    weight = f"{layer}.weight"
+    state = tensors.pop(f"{layer}.{four_bit.BNB_STATE}{kind}")
+    names = [name for name in four_bit.BNB_PARTS if f"{weight}.{name}" in tensors]
+    parts = {name: tensors.pop(f"{weight}.{name}") for name in names}
+    with _naming(layer):
+        code = four_bit.bitsandbytes(kind, tensors[weight], parts, state)
+    tensors[weight] = StoredWeight(tensors[weight], code, code.shape, parts)
+
+
+@contextlib.contextmanager
+def _naming(layer: str) -> Iterator[None]:
+    """Puts a layer's name on what is wrong with its tensors."""
+    try:
+        yield
+    except four_bit.BrokenCodeError as error:
+        raise UnknownEncodingError(f"'{layer}' {error}") from error
+
+
+def _encode(module: nn.Module, key: str, value: StoredWeight) -> bool:
+    """Make the layer of a key hold its weight in the code; False where no layer can."""
+    path, _, name = key.rpartition(".")
+    try:
+        target: Any = module.get_submodule(path)
+    except AttributeError:  # no such layer: reported with the other keys that have no place
+        return False
+    own = getattr(target, "weight", None)
+    if name != "weight" or not is_castable(target) or own is None or own.shape != value.shape:
+        return False  # a wrong shape is reported when the network is filled
+    encode_layer(target, value.code, value.stored, value.parts, value.notes)
+    return True

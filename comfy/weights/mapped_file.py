@@ -216,7 +216,7 @@ def open_tensors(
         WeightFileError: See `read_header`.
     """
     header = read_header(path)
-    whole = _map(path) if memory_map else _read(path)
+    whole = file_bytes(path, memory_map)
     tensors: dict[str, torch.Tensor] = {}
     for key, entry in header.entries.items():
         data = whole[header.data_start + entry.start : header.data_start + entry.end]
@@ -224,6 +224,11 @@ def open_tensors(
             data = data.clone()
         tensors[key] = data.view(entry.dtype).reshape(entry.shape)
     return tensors, header.metadata
+
+
+def file_bytes(path: str | os.PathLike[str], memory_map: bool = True) -> torch.Tensor:
+    """All bytes of a file; see `open_tensors`."""
+    return _map(path) if memory_map else _read(path)
 
 
 def _map(path: str | os.PathLike[str]) -> torch.Tensor:

@@ -27,6 +27,9 @@ from comfy.weights.errors import (
     UnknownWeightFormatError,
     UnreadableWeightFileError,
 )
+from comfy.weights.gguf_file import open_gguf
+from comfy.weights.low_bit.blocks import BlockCode
+from comfy.weights.low_bit.stored import StoredWeight
 from comfy.weights.mapped_file import open_tensors
 from comfy.weights.pickled import load_pickled
 from comfy.weights.written_file import write_tensors
@@ -50,9 +53,10 @@ def load_torch_file(
 ) -> Any:
     """Read a weight file.
 
-    Safetensors are memory-mapped; pickled files go through torch's weights-only reader. The
-    contents decide the format, the name only the wording of errors. Scales of adapters that the
-    header gives are among the tensors.
+    Safetensors and GGUF files are memory-mapped, and quantised tensors of the latter stay so
+    (`StoredWeight`); pickled files go through torch's weights-only reader. The contents decide the
+    format, the name only the wording of errors. Scales of adapters that the header gives are among
+    the tensors.
 
     Args:
         ckpt: Path of the file.
@@ -66,9 +70,13 @@ def load_torch_file(
     """
     memory_map = get_runtime().memory.memory_map
     metadata: dict[str, str] | None = None
-    if sniff(ckpt) == "safetensors":
+    state_dict: dict[str, Any]
+    container = sniff(ckpt)
+    if container == "safetensors":
         tensors, metadata = open_tensors(ckpt, memory_map)
-        state_dict: dict[str, Any] = with_settings(tensors, metadata, ckpt)
+        state_dict = with_settings(tensors, metadata, ckpt)
+    elif container == "gguf":
+        state_dict, metadata = open_gguf(ckpt, memory_map)
     else:
         state_dict = load_pickled(ckpt, memory_map)
     state_dict = with_scales(state_dict, metadata, ckpt)
@@ -82,7 +90,7 @@ def load_torch_file(
 
 
 def sniff(path: str | os.PathLike[str]) -> str:
-    """Which container a file is, from its first bytes: "safetensors" or "pickle".
+    """Which container a file is, from its first bytes: "safetensors", "gguf" or "pickle".
 
     Raises:
         WeightFileError: It is neither, with the likely reason.
@@ -105,9 +113,7 @@ def sniff(path: str | os.PathLike[str]) -> str:
     if text.startswith(b"version https://git-lfs"):
         raise LfsPointerError(path, "this is a Git LFS pointer, the model itself was not fetched")
     if head.startswith(b"GGUF"):
-        raise UnknownWeightFormatError(
-            path, "this is a GGUF file", "use a loader node that reads GGUF files"
-        )
+        return "gguf"
     if head.startswith((b"PK\x03\x04", b"\x80")) and not (len(head) > 8 and head[8:9] == b"{"):
         return "pickle"
     if len(head) > 8 and head[8:9] == b"{":
@@ -134,7 +140,10 @@ def _refuse_nan(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> Non
     floats = [
         (key, value)
         for key, value in tensors.items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel()
+        if isinstance(value, torch.Tensor)
+        and not isinstance(value, StoredWeight)
+        and value.is_floating_point()
+        and value.numel()
     ]
     looked_at = floats[:: max(1, len(floats) // NAN_SAMPLES)]
     bad = []
@@ -228,10 +237,13 @@ def count_parts(keys: Iterable[str], prefix: str) -> int:
 def weight_dtype(sd: Mapping[str, torch.Tensor], prefix: str = "") -> torch.dtype | None:
     """The type most weights under a key prefix have, or None when there are none.
 
-    Weights stored in a code do not count: it says nothing about the others.
+    Weights stored in a code do not count: it says nothing about the others. Where most are in
+    blocks of few bits, the others are what was not worth quantising, and their type says nothing.
     """
-    counts: dict[torch.dtype, int] = {}
+    counts: dict[torch.dtype | None, int] = {}
     for key, tensor in sd.items():
-        if key.startswith(prefix) and not is_encoded(key, sd):
-            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
+        in_blocks = isinstance(tensor, StoredWeight) and isinstance(tensor.code, BlockCode)
+        if key.startswith(prefix) and (in_blocks or not is_encoded(key, sd)):
+            dtype = None if in_blocks else tensor.dtype
+            counts[dtype] = counts.get(dtype, 0) + tensor.numel()
     return max(counts, key=lambda dtype: counts[dtype]) if counts else None

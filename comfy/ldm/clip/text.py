@@ -199,11 +199,10 @@ class CLIPEmbeddings(nn.Module):
 
     def place(self, x: Tensor) -> Tensor:
         """Add positions to embedded tokens ``[B, L, D]``; raises ValueError when L is too long."""
-        positions = self.position_embedding.weight
-        if x.shape[1] > positions.shape[0]:
+        positions = self.position_embedding.num_embeddings
+        if x.shape[1] > positions:
             raise ValueError(
-                f"{x.shape[1]} tokens in a chunk, but this text encoder has {positions.shape[0]} "
-                "positions"
+                f"{x.shape[1]} tokens in a chunk, but this text encoder has {positions} positions"
             )
         numbers = torch.arange(x.shape[1], device=x.device)
         return x + self.position_embedding(numbers, out_dtype=x.dtype)
