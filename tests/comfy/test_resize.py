@@ -19,7 +19,9 @@ def test_common_upscale_agrees_with_the_reference(method, size, crop, golden_ten
     width, height = size
     actual = resize.common_upscale(golden[f"in/{name}"], width, height, method, crop)
     expected = golden[f"common_upscale/{method}/w{width}_h{height}/{crop}"]
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    # Rotations between nearly parallel vectors: the arc cosine loses digits near 1.
+    within = 1e-5 if method == "bislerp" else 1e-6
+    torch.testing.assert_close(actual, expected, rtol=0, atol=within)
 
 
 def test_video_is_resized_frame_by_frame() -> None:

@@ -20,8 +20,8 @@ def recorded(golden_tensors: Callable[[str], Recorded]) -> Recorded:
     return golden_tensors("image_latent_ops.safetensors")
 
 
-def check(got: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+def check(got: Tensor, expected: Tensor, atol: float = 5e-7) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=atol)
 
 
 def latent(recorded: Recorded, name: str = "latent_2_4_16_24") -> dict[str, Any]:
@@ -62,7 +62,8 @@ LATENT_CASES: dict[str, Callable[[Recorded], Any]] = {
 def test_latent_nodes(case: str, recorded: Recorded) -> None:
     before = recorded["in/latent_2_4_16_24"].clone()
     result = LATENT_CASES[case](recorded)[0]
-    check(result["samples"], recorded[case])
+    # Rotations between nearly parallel vectors: the arc cosine loses digits near 1.
+    check(result["samples"], recorded[case], atol=1e-5 if "bislerp" in case else 5e-7)
     assert result["of_a_pack"] == "kept"
     assert torch.equal(recorded["in/latent_2_4_16_24"], before)
 

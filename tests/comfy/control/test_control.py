@@ -71,8 +71,8 @@ def sample(patcher: ModelPatcher, case: dict[str, Tensor], control: ControlBase 
 
 
 def assert_recorded(got: Tensor, expected: Tensor) -> None:
-    """Agrees within 1e-3 of the output's spread: a random network amplifies rounding."""
-    assert (got - expected).abs().max() < 1e-3 * expected.std()
+    """Agrees within 4 times the rounding found, of the output's spread."""
+    assert (got - expected).abs().max() < 3e-5 * expected.std()
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,20 @@ from tests.comfy.sampling.support import (
     patcher,
 )
 
-EXACT = {"rtol": 0, "atol": 2e-4}
+EXACT = {"rtol": 0, "atol": 2e-5}  # float32 rounding of the largest levels
 
 
 @pytest.fixture(scope="module")
 def recorded(golden_tensors: Callable[[str], dict[str, Tensor]]) -> dict[str, Tensor]:
     return golden_tensors("noise_and_masks.safetensors")
+
+
+def tolerance(sampler: str, kind: str) -> float:
+    """3 to 4 times the largest difference found. UniPC keeps its levels in single precision, where
+    those next to clean ones have few digits left: on flow levels, the last step shows it."""
+    if sampler == "uni_pc":
+        return 2e-4 if kind.startswith(("sd3", "flux")) else 2.5e-5
+    return 1.5e-5
 
 
 def threshold_by_time(strength: float) -> Callable[..., Tensor]:
@@ -65,11 +73,12 @@ def test_masked_runs_repeat_the_recorded_ones(
             noise_mask=recorded[inputs[case["mask"]]], disable_pbar=True, seed=42,
             callback=lambda i, x0, x, total, seen=seen: seen.append(x0[0].clone()),
         )  # fmt: skip
-        torch.testing.assert_close(made, recorded[f"{key}/final"], msg=key, **EXACT)
+        within = {"rtol": 0, "atol": tolerance(case["sampler"], rest[0])}
+        torch.testing.assert_close(made, recorded[f"{key}/final"], msg=key, **within)
         assert len(seen) == case["callbacks"], key
         if f"{key}/x0" in recorded:
             estimates = recorded[f"{key}/x0"]
-            torch.testing.assert_close(torch.stack(seen), estimates, msg=key, rtol=0, atol=2e-3)
+            torch.testing.assert_close(torch.stack(seen), estimates, msg=key, **within)
         compared += 1
     assert compared > 80
 
@@ -116,9 +125,9 @@ def test_the_latent_scale_is_applied_but_not_to_an_empty_latent(
         callback=lambda i, x0, x, total: seen.append(x0[0].clone()),
     )  # fmt: skip
     estimates = recorded[f"latent_scale/{name}/euler/{start}/x0"]
-    torch.testing.assert_close(torch.stack(seen), estimates, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(torch.stack(seen), estimates, rtol=0, atol=4e-6)
     expected = recorded[f"latent_scale/{name}/euler/{start}/final"]
-    torch.testing.assert_close(made, expected, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("sampler", ["euler_ancestral", "dpmpp_2m_sde"])
