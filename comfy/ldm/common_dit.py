@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 
@@ -29,3 +29,15 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
     if weight is not None and weight.dtype != x.dtype:
         weight = weight.to(x)
     return F.rms_norm(x, x.shape[-1:], weight=weight, eps=eps)
+
+
+class RMSNorm(nn.Module):
+    """`rms_norm` with a weight."""
+
+    def __init__(self, dim: int, eps: float = 1e-6, dtype: Any = None, device: Any = None) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(dim, dtype=dtype, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight.to(x), self.eps)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from comfy import ops
-from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
+from comfy.ldm.common_dit import RMSNorm, pad_to_patch_size
 from comfy.nn import attention, patches
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
@@ -26,17 +26,6 @@ from comfy.nn.wrappers import run_wrapped
 NORM_EPS = 1e-6
 THETA = 10000.0
 Options = dict[str, Any]
-
-
-class RMSNorm(nn.Module):
-    """Division by the root mean square, times a weight."""
-
-    def __init__(self, width: int, **place: Any) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, **place))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight.to(x), NORM_EPS)
 
 
 def frequencies(channels: int, stretch: float, device: Any) -> Tensor:
@@ -51,7 +40,7 @@ def frequencies(channels: int, stretch: float, device: Any) -> Tensor:
 
 
 def position_angles(
-    sizes: Sequence[int], head: int, stretches: Sequence[float], device: Any
+    sizes: Sequence[int], head: int, stretches: Sequence[float], device: Any, pace: float = 1.0
 ) -> Tensor:
     """Angles ``[T * H * W, head / 2]``: a third of the channels for rows, for columns, the rest for
     frames.
@@ -59,11 +48,14 @@ def position_angles(
     Args:
         sizes: Frames, rows and columns.
         stretches: As `frequencies` has it, of each.
+        pace: Time from a frame to the next, in that of the training.
     """
     side = head // 6 * 2
     parts = []
     for axis, (channels, stretch) in enumerate(zip((head - 2 * side, side, side), stretches)):
         places = torch.arange(sizes[axis], device=device, dtype=torch.float32)
+        if axis == 0:
+            places = places * pace
         angles = torch.outer(places, frequencies(channels, stretch, device))
         shape = [1, 1, 1, angles.shape[-1]]
         shape[axis] = sizes[axis]
@@ -337,7 +329,7 @@ class MiniTrainDIT(nn.Module):
         shown = x.shape[2:]
         x = pad_to_patch_size(x, self.patch)
         if self.concat_padding_mask:
-            x = torch.cat([x, _mask_like(x, padding_mask)], dim=1)
+            x = torch.cat([x, mask_like(x, padding_mask)], dim=1)
         sizes = [size // patch for size, patch in zip(x.shape[2:], self.patch)]
         r, m, n = self.patch
         cells = rearrange(x, "b c (t r) (h m) (w n) -> b (t h w) (c r m n)", r=r, m=m, n=n)
@@ -387,7 +379,7 @@ class MiniTrainDIT(nn.Module):
         return tokens
 
 
-def _mask_like(x: Tensor, mask: Tensor | None) -> Tensor:
+def mask_like(x: Tensor, mask: Tensor | None) -> Tensor:
     """A mask of padding as a channel of a video ``[B, 1, T, H, W]``."""
     if mask is None:
         return torch.zeros_like(x[:, :1])

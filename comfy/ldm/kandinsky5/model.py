@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from comfy import ops
-from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
+from comfy.ldm.common_dit import RMSNorm, pad_to_patch_size
 from comfy.ldm.flux.math import apply_rope1, rope
 from comfy.nn import attention, patches
 from comfy.nn.timesteps import timestep_embedding
@@ -27,17 +27,6 @@ from comfy.nn.wrappers import run_wrapped
 NORM_EPS, HEAD_EPS = 1e-5, 1e-5
 THETA = 10000.0
 Options = dict[str, Any]
-
-
-class RMSNorm(nn.Module):
-    """Division by the root mean square, times a weight."""
-
-    def __init__(self, width: int, **place: Any) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, **place))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight.to(x), HEAD_EPS)
 
 
 class Attention(nn.Module):
@@ -49,7 +38,7 @@ class Attention(nn.Module):
         self.to_query, self.to_key, self.to_value, self.out_layer = (
             operations.Linear(width, width, **place) for _ in range(4)
         )
-        self.query_norm, self.key_norm = (RMSNorm(head, **place) for _ in range(2))
+        self.query_norm, self.key_norm = (RMSNorm(head, HEAD_EPS, **place) for _ in range(2))
 
     def forward(
         self,

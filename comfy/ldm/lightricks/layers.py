@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comfy import ops
-from comfy.ldm.common_dit import rms_norm
+from comfy.ldm.common_dit import RMSNorm, rms_norm
 from comfy.ldm.lightricks.rotations import Turn, apply_rotary_emb
 from comfy.nn import attention, patches
 from comfy.nn.timesteps import timestep_embedding
@@ -20,18 +20,6 @@ from comfy.nn.timesteps import timestep_embedding
 TIME_WAVES, TIME_PERIOD = 256, 10000.0
 NORM_EPS, QK_EPS = 1e-6, 1e-5
 Options = dict[str, Any]
-
-
-class RMSNorm(nn.Module):
-    """Division by the root mean square, times a weight."""
-
-    def __init__(self, dim: int, eps: float = QK_EPS, **place: Any) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(dim, **place))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight.to(x), self.eps)
 
 
 class CrossAttention(nn.Module):
@@ -66,7 +54,7 @@ class CrossAttention(nn.Module):
         self.heads, self.dim_head, self.is_patched = heads, dim_head, is_patched
         self.attn_precision = attn_precision
         context_dim = query_dim if context_dim is None else context_dim
-        self.q_norm, self.k_norm = RMSNorm(inner, eps, **place), RMSNorm(inner, eps, **place)
+        self.q_norm, self.k_norm = (RMSNorm(inner, eps, **place) for _ in range(2))
         self.to_q = linear(query_dim, inner, **place)
         self.to_k, self.to_v = (linear(context_dim, inner, **place) for _ in range(2))
         self.to_out = nn.Sequential(linear(inner, query_dim, **place), nn.Identity())

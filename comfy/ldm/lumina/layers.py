@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from comfy.ldm.common_dit import rms_norm
+from comfy.ldm.common_dit import RMSNorm
 from comfy.ldm.flux.math import apply_rope1
 from comfy.nn import attention, patches
 from comfy.nn.timesteps import timestep_embedding
@@ -17,18 +17,6 @@ from comfy.nn.timesteps import timestep_embedding
 TIME_WAVES = 256
 HALF_LIMIT = 65504  # largest float16
 Options = dict[str, Any]
-
-
-class RMSNorm(nn.Module):
-    """Division by the root mean square, times a weight."""
-
-    def __init__(self, dim: int, eps: float, **place: Any) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(dim, **place))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight.to(x), self.eps)
 
 
 class LuminaSizes:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from comfy import ops
-from comfy.ldm.common_dit import pad_to_patch_size
+from comfy.ldm.common_dit import RMSNorm, pad_to_patch_size
 from comfy.ldm.flux.layers import EmbedND
 from comfy.ldm.lumina.layers import (  # noqa: F401 - packs look here for the layers
     FeedForward,
@@ -28,7 +28,6 @@ from comfy.ldm.lumina.layers import (  # noqa: F401 - packs look here for the la
     JointTransformerBlock,
     LuminaSizes,
     Options,
-    RMSNorm,
     TimestepEmbedder,
 )
 from comfy.nn import patches

@@ -54,14 +54,24 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """Division by the root mean square over the last axis, times a weight."""
+    """Division by the root mean square over the last axis, times a weight where told."""
 
-    def __init__(self, dim: int, dtype: Any = None, device: Any = None) -> None:
+    def __init__(
+        self,
+        dim: int,
+        elementwise_affine: bool = False,
+        eps: float = NORM_EPS,
+        device: Any = None,
+        dtype: Any = None,
+        **_: Any,
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(dim, dtype=dtype, device=device))
+        weight = torch.empty(dim, dtype=dtype, device=device) if elementwise_affine else None
+        self.weight = None if weight is None else nn.Parameter(weight)
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, NORM_EPS)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class SelfAttention(nn.Module):
@@ -88,7 +98,7 @@ def _qk_norm(kind: str | None, parts: Parts) -> nn.Module:
     if kind is None:
         return nn.Identity()
     if kind == "rms":
-        return RMSNorm(HEAD_SIZE, parts.dtype, parts.device)
+        return RMSNorm(HEAD_SIZE, True, device=parts.device, dtype=parts.dtype)
     if kind == "ln":
         return parts.operations.LayerNorm(
             HEAD_SIZE, eps=NORM_EPS, dtype=parts.dtype, device=parts.device

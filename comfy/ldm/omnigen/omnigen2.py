@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from comfy import ops
-from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
+from comfy.ldm.common_dit import RMSNorm, pad_to_patch_size
 from comfy.ldm.flux.layers import EmbedND
 from comfy.ldm.flux.math import apply_rope1
 from comfy.nn import attention, patches
@@ -32,18 +32,6 @@ THETA = 10000.0
 FEED_FORWARD = 4  # times the width
 FINAL_EPS = 1e-6
 Options = dict[str, Any]
-
-
-class RMSNorm(nn.Module):
-    """Division by the root mean square, times a weight."""
-
-    def __init__(self, width: int, eps: float, **place: Any) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(width, **place))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight.to(x), self.eps)
 
 
 class Attention(nn.Module):

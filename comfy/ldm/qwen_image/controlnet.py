@@ -12,8 +12,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from comfy import ops
-from comfy.ldm.common_dit import pad_to_patch_size
-from comfy.ldm.qwen_image.layers import RMSNorm
+from comfy.ldm.common_dit import RMSNorm, pad_to_patch_size
 
 PATCH = 2
 LATENT_CHANNELS = 16

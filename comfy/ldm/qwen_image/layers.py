@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from comfy.ldm.common_dit import rms_norm
+from comfy.ldm.common_dit import RMSNorm
 from comfy.ldm.flux.math import apply_rope1
 from comfy.nn import attention, patches
 from comfy.nn.timesteps import timestep_embedding
@@ -17,17 +17,6 @@ from comfy.nn.timesteps import timestep_embedding
 TIME_WAVES, TIME_FACTOR = 256, 1000.0
 NORM_EPS = 1e-6
 Options = dict[str, Any]
-
-
-class RMSNorm(nn.Module):
-    """Division by the root mean square, times a weight."""
-
-    def __init__(self, dim: int, dtype: Any = None, device: Any = None) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(dim, dtype=dtype, device=device))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight.to(x), NORM_EPS)
 
 
 class FeedForward(nn.Module):

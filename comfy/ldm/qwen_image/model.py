@@ -17,14 +17,13 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from comfy import ops
-from comfy.ldm.common_dit import pad_to_patch_size
+from comfy.ldm.common_dit import RMSNorm, pad_to_patch_size
 from comfy.ldm.flux.layers import EmbedND
 from comfy.ldm.qwen_image.layers import (  # noqa: F401 - packs look here for the layers
     FeedForward,
     JointAttention,
     LastLayer,
     Options,
-    RMSNorm,
     TimeEmbedding,
     TransformerBlock,
 )
