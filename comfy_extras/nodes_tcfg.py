@@ -15,11 +15,15 @@ from comfy_extras.guidance import Facts, patched_model_schema, with_pre_cfg
 
 
 def score_tangential_damping(cond_score: Tensor, uncond_score: Tensor) -> Tensor:
-    """The negative score along the main direction that both scores share."""
-    both = torch.stack([cond_score.flatten(1), uncond_score.flatten(1)], dim=1).float()
+    """The negative score along the main direction that both scores share.
+
+    The negative one is the first row of the decomposed matrix, as in the recorded runs: nearly
+    parallel rows make their order visible, most in the first number of each item.
+    """
+    both = torch.stack([uncond_score.flatten(1), cond_score.flatten(1)], dim=1).float()
     _, _, directions = torch.linalg.svd(both, full_matrices=False)
     main = directions[:, 0:1]
-    kept = (both[:, 1:2] @ main.transpose(-2, -1)) @ main
+    kept = (both[:, 0:1] @ main.transpose(-2, -1)) * main
     return kept.reshape(uncond_score.shape).to(uncond_score.dtype)
 
 

@@ -13,7 +13,7 @@ from comfy import latent_formats
 from comfy.sampling import noise, run, samplers
 from comfy_extras import nodes_custom_sampler as nodes
 from comfy_extras import nodes_eps, nodes_perpneg
-from tests.comfy.sampling.support import patcher
+from tests.comfy.sampling.support import assert_same_but_rounding, patcher
 from tests.comfy.sampling.test_cfg_conditioning import CFG, AttentionModel, entries
 from tests.comfy_extras.test_guidance import CASES
 
@@ -49,9 +49,9 @@ def sampled(
     )  # fmt: skip
 
 
-def agrees(made: Tensor, expected: Tensor) -> None:
-    # Of values with a deviation of 120; a guidance scale of 7.5 amplifies rounding each step.
-    torch.testing.assert_close(made, expected, rtol=2e-4, atol=6e-3)
+def agrees(made: Tensor, expected: Tensor, share: float = 1e-5) -> None:
+    # A guidance scale of 7.5 amplifies rounding each step.
+    assert_same_but_rounding(made, expected, share)
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -65,7 +65,8 @@ def test_lists(name: str, recorded: dict[str, Tensor], golden_json: Callable[[st
 def test_guidance_nodes(case: str, recorded: dict[str, Tensor]) -> None:
     view = CASES[case](attention_model(), text(recorded, "p2_77"))[0]
     made = sampled(view, recorded, text(recorded, "pos77"), text(recorded, "neg77"))
-    agrees(made, recorded[f"multi/{case}/final"])
+    share = 4e-5 if case == "TCFG" else 1e-5  # see the test of its estimates
+    agrees(made, recorded[f"multi/{case}/final"], share)
 
 
 def test_rescaling_of_the_score(recorded: dict[str, Tensor]) -> None:

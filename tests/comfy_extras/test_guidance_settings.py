@@ -194,6 +194,11 @@ def guided(view: Any, x: Tensor, cond: Tensor, uncond: Tensor, scale: float, sig
     return guidance.sampling_function(view.model, x, levels, [], [], scale, options)
 
 
+# The main direction of two nearly parallel scores of length 200, by a singular value decomposition
+# in single precision.
+ROUNDING = {"TCFG": 8e-5}
+
+
 @pytest.mark.parametrize("name", NODES)
 def test_a_node_follows_its_formula_at_any_setting(name: str) -> None:
     node, formula_of, settings = NODES[name]
@@ -206,7 +211,7 @@ def test_a_node_follows_its_formula_at_any_setting(name: str) -> None:
         items = zip(*(tensor.double().numpy() for tensor in (x, cond, uncond)))
         expected = np.stack([formula(*item, scale, single, kind == "FLOW") for item in items])
         error = np.abs(made - expected).max() / max(1.0, np.abs(expected).max())
-        assert error < 1e-4, (values, shape, scale, level)
+        assert error < ROUNDING.get(name, 6e-6), (values, shape, scale, level)
 
 
 CENTRES = ([0.5, -0.25, 0.1, 0.0], [-0.1, 0.2, 0.0, 0.3], [0.3, 0.3, -0.2, 0.7])

@@ -111,3 +111,9 @@ def conditioning(centre: list[float], **options: Any) -> list[Any]:
 
 def patcher(model: nn.Module) -> ModelPatcher:
     return ModelPatcher(model, load_device=CPU, offload_device=CPU)
+
+
+def assert_same_but_rounding(made: Tensor, expected: Tensor, share: float = 1e-6) -> None:
+    """Refuse a difference above a share of the largest value expected."""
+    bound = share * max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(made.double(), expected.double(), rtol=0, atol=bound)
