@@ -18,7 +18,7 @@ from comfy.ldm.flux.uso import SigLIPMultiFeatProjModel
 from comfy.ldm.lumina.controlnet import (
     EMBEDDER,
     LATENT_CHANNELS,
-    ZImageControl,
+    ZImage_Control,
     build,
     z_image_convert,
 )
@@ -35,7 +35,7 @@ LOW_LAYER, MIDDLE_LAYER = -20, -11
 USO_PREFIX, USO_MARK = "feature_embedder.", "mid_layer_norm.bias"
 QWEN_MARK = "controlnet_blocks.0.y_rms.weight"
 Z_IMAGE_MARK = f"control_all_x_embedder.{EMBEDDER}.weight"
-IMAGE_DIMENSIONS = {QwenImageBlockWiseControlNet: 3, ZImageControl: 2}  # of the autoencoders
+IMAGE_DIMENSIONS = {QwenImageBlockWiseControlNet: 3, ZImage_Control: 2}  # of the autoencoders
 
 
 def style_projector(sd: Mapping[str, Tensor]) -> nn.Module | None:
@@ -232,7 +232,7 @@ class QwenImageDiffsynthControlnet:
             known = 1.0 - mask.reshape(-1, 1, *mask.shape[-2:])
         view = model.clone()
         rest = {"mask": known, "inpaint_image": pictures[1]}
-        if isinstance(model_patch.model, ZImageControl):
+        if isinstance(model_patch.model, ZImage_Control):
             patch = ZImageControlPatch(model_patch, vae, pictures[0], strength, **rest)
             view.set_model_noise_refiner_patch(patch)
             view.set_model_double_block_patch(patch)
@@ -269,7 +269,7 @@ def _check_family(model: Any, control: nn.Module, vae: Any) -> None:
             f"the model patch is a {type(control).__name__}, which does not control by a picture; "
             "load a DiffSynth ControlNet of Qwen-Image or a Fun ControlNet of Z-Image"
         )
-    family = "Z-Image" if isinstance(control, ZImageControl) else "Qwen-Image"
+    family = "Z-Image" if isinstance(control, ZImage_Control) else "Qwen-Image"
     network = model.get_model_object("diffusion_model")
     read = getattr(network, "reads_patches", None)
     if read is not None and (

@@ -15,7 +15,8 @@ from comfy.families.base import BaseModel
 from comfy.families.dit_layout import Shapes
 from comfy.families.family import BrokenModelError, ModelFamily, TransformerFamily
 from comfy.families.model_type import ModelType
-from comfy.ldm.hidream.model import FEED_FORWARD, HiDreamImageTransformer2DModel, inner_width
+from comfy.ldm.hidream.layers import inner_width
+from comfy.ldm.hidream.model import FEED_FORWARD, HiDreamImageTransformer2DModel
 
 MARK = "caption_projection.0.linear.weight"
 HEAD = 128  # channels of a head in every published network

@@ -13,8 +13,7 @@ from torch.nn import functional
 
 import folder_paths
 from comfy import loading, text_loading
-from comfy.ldm.lumina.controlnet import ZImageControl, z_image_convert
-from comfy.ldm.lumina.layers import LuminaSizes
+from comfy.ldm.lumina.controlnet import ZImage_Control, z_image_convert
 from comfy.ldm.qwen_image.controlnet import BlockWiseControlBlock, QwenImageBlockWiseControlNet
 from comfy.ops import manual_cast
 from comfy.vae.vae import VAE
@@ -27,11 +26,13 @@ from tests.comfy.families.test_qwen import FILES, sampled
 from tests.comfy.families.test_transformers import random_like
 
 PICTURE = torch.rand(1, 64, 48, 3, generator=torch.Generator().manual_seed(3))
-SIZES = LuminaSizes(64, 2, 2, 176, True)
+SIZES: dict[str, Any] = {
+    "dim": 64, "n_heads": 2, "n_kv_heads": 2, "inner": 176, "n_control_layers": 2, "width": 64,
+}  # fmt: skip
 GENERATIONS: dict[str, dict[str, Any]] = {
-    "first": {"in_channels": 16},
-    "second": {"in_channels": 33, "refiners_add": True},
-    "second, early": {"in_channels": 33, "refiners_add": True, "refines_with_layers": True},
+    "first": {},
+    "second": {"additional_in_dim": 17, "refiner_control": True},
+    "second, early": {"additional_in_dim": 17, "refiner_control": True, "broken": True},
 }
 
 
@@ -67,7 +68,7 @@ def qwen_control(channels: int = 16) -> dict[str, Tensor]:
 
 def z_image_control(generation: str) -> dict[str, Tensor]:
     """Weights under their published names."""
-    network = ZImageControl(SIZES, layers=2, refiners=2, width=64, **GENERATIONS[generation])
+    network = ZImage_Control(**SIZES, **GENERATIONS[generation])
     made = {}
     for key, value in random_like(network, 9).items():
         name = key.replace("attention.out.", "attention.to_out.0.")
@@ -190,7 +191,7 @@ def test_what_is_added_to_z_image_comes_from_the_layers_projections(folder: Path
 
 
 def test_published_names_become_ours() -> None:
-    own = ZImageControl(SIZES, layers=2, refiners=2, width=64, in_channels=16).state_dict()
+    own = ZImage_Control(**SIZES).state_dict()
     made = z_image_convert(z_image_control("first"))
     assert {key: value.shape for key, value in made.items()} == {
         key: value.shape for key, value in own.items()

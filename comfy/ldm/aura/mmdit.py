@@ -11,7 +11,7 @@ Source: https://github.com/cloneofsimo/minRF; https://huggingface.co/fal/AuraFlo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,24 +56,36 @@ class MLP(nn.Module):
         return self.c_proj(functional.silu(self.c_fc1(x)) * self.c_fc2(x))
 
 
-class Projections(nn.Module):
+class _Projections(nn.Module):
     """Projections of one or two streams; norms of queries and keys have no weights.
 
     Those of the first stream are called ``w1*``, those of the second ``w2*``.
     """
 
-    def __init__(self, dim: int, heads: int, streams: int, operations: Any, **place: Any) -> None:
+    streams: int
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        mh_qknorm: bool = False,
+        dtype: Any = None,
+        device: Any = None,
+        operations: Any = ops.disable_weight_init,
+    ) -> None:
         super().__init__()
-        self.heads = heads
-        for stream in range(1, streams + 1):
+        if mh_qknorm:
+            raise ValueError("AuraFlow norms every head alike: there are no norms for each")
+        self.n_heads = n_heads
+        for stream in range(1, self.streams + 1):
             for name in "qkvo":
-                layer = operations.Linear(dim, dim, bias=False, **place)
+                layer = operations.Linear(dim, dim, bias=False, dtype=dtype, device=device)
                 setattr(self, f"w{stream}{name}", layer)
 
     def before(self, x: Tensor, stream: int = 1) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``[B, L, heads, size]`` of a stream ``[B, L, D]``."""
         q, k, v = (
-            getattr(self, f"w{stream}{name}")(x).unflatten(-1, (self.heads, -1)) for name in "qkv"
+            getattr(self, f"w{stream}{name}")(x).unflatten(-1, (self.n_heads, -1)) for name in "qkv"
         )
         size = q.shape[-1:]
         q = functional.layer_norm(q, size, eps=NORM_EPS)
@@ -84,7 +96,35 @@ class Projections(nn.Module):
         return getattr(self, f"w{stream}o")(x)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, length: int, options: Options) -> Tensor:
+class SingleAttention(_Projections):
+    """Attention of the tokens of one stream."""
+
+    streams = 1
+
+    def forward(
+        self, c: Tensor, transformer_options: Options | None = None, length: int = 0
+    ) -> Tensor:
+        """Of ``c [B, L, D]``, of which the first ``length`` are no patches."""
+        return self.after(attend(*self.before(c), length, transformer_options))
+
+
+class DoubleAttention(_Projections):
+    """Attention of the tokens of both streams among all."""
+
+    streams = 2
+
+    def forward(
+        self, c: Tensor, x: Tensor, transformer_options: Options | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Of text ``c`` and picture ``x [B, L, D]``."""
+        parts = zip(self.before(c), self.before(x, 2))
+        q, k, v = (torch.cat(pair, dim=1) for pair in parts)
+        seen = attend(q, k, v, c.shape[1], transformer_options)
+        of_text, of_picture = seen.split([c.shape[1], x.shape[1]], dim=1)
+        return self.after(of_text), self.after(of_picture, 2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, length: int, options: Options | None) -> Tensor:
     """Attention ``[B, L, D]`` of all tokens, of which the picture's stand behind ``length``."""
     heads = q.shape[2]
     seen = attention.optimized_attention(
@@ -107,28 +147,32 @@ class MMDiTBlock(nn.Module):
             setattr(self, f"mlp{stream}", MLP(dim, inner, operations, **place))
             linear = operations.Linear(dim, 6 * dim, bias=False, **place)
             setattr(self, f"mod{stream}", nn.Sequential(nn.SiLU(), linear))
-        self.attn = Projections(dim, heads, 2, operations, **place)
+        self.attn = DoubleAttention(dim, heads, operations=operations, **place)
 
     def forward(
         self, c: Tensor, x: Tensor, vec: Tensor, transformer_options: Options | None = None
     ) -> tuple[Tensor, Tensor]:
         """Text ``c`` and picture ``x [B, L, D]`` at the time ``vec [B, D]``."""
-        options = {} if transformer_options is None else transformer_options
-        length = c.shape[1]
-        changes = {s: getattr(self, f"mod{s}")(vec).chunk(6, dim=1) for s in "CX"}
-        parts = []
-        for number, (stream, tokens) in enumerate((("C", c), ("X", x)), 1):
-            normed = modulate(getattr(self, f"norm{stream}1")(tokens), *changes[stream][:2])
-            parts.append(self.attn.before(normed, number))
-        q, k, v = (torch.cat(pair, dim=1) for pair in zip(*parts))
-        seen = attend(q, k, v, length, options).split([length, x.shape[1]], dim=1)
-        made = []
-        for number, (stream, tokens) in enumerate((("C", c), ("X", x)), 1):
-            _, _, gate, shift_mlp, scale_mlp, gate_mlp = changes[stream]
-            joined = tokens + gate[:, None] * self.attn.after(seen[number - 1], number)
-            normed = modulate(getattr(self, f"norm{stream}2")(joined), shift_mlp, scale_mlp)
-            made.append(tokens + gate_mlp[:, None] * getattr(self, f"mlp{stream}")(normed))
+        of_text, of_picture = (getattr(self, f"mod{s}")(vec).chunk(6, dim=1) for s in "CX")
+        normed = [
+            modulate(getattr(self, f"norm{stream}1")(tokens), *changes[:2])
+            for stream, tokens, changes in (("C", c, of_text), ("X", x, of_picture))
+        ]
+        seen = self.attn(*normed, transformer_options=transformer_options)
+        made = [
+            self._think(*parts)
+            for parts in (("C", c, seen[0], of_text), ("X", x, seen[1], of_picture))
+        ]
         return made[0], made[1]
+
+    def _think(
+        self, stream: str, tokens: Tensor, seen: Tensor, changes: Sequence[Tensor]
+    ) -> Tensor:
+        """A stream's tokens after its feed-forward, through which alone the attention acts."""
+        _, _, gate, shift, scale, gate_mlp = changes
+        joined = tokens + gate[:, None] * seen
+        normed = modulate(getattr(self, f"norm{stream}2")(joined), shift, scale)
+        return tokens + gate_mlp[:, None] * getattr(self, f"mlp{stream}")(normed)
 
 
 class DiTBlock(nn.Module):
@@ -143,17 +187,16 @@ class DiTBlock(nn.Module):
         self.norm2 = operations.LayerNorm(dim, **norm)
         linear = operations.Linear(dim, 6 * dim, bias=False, **place)
         self.modCX = nn.Sequential(nn.SiLU(), linear)
-        self.attn = Projections(dim, heads, 1, operations, **place)
+        self.attn = SingleAttention(dim, heads, operations=operations, **place)
         self.mlp = MLP(dim, inner, operations, **place)
 
     def forward(
         self, cx: Tensor, vec: Tensor, length: int, transformer_options: Options | None = None
     ) -> Tensor:
         """All tokens ``cx [B, L, D]``, of which the first ``length`` are no patches."""
-        options = {} if transformer_options is None else transformer_options
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.modCX(vec).chunk(6, dim=1)
-        q, k, v = self.attn.before(modulate(self.norm1(cx), shift, scale))
-        joined = cx + gate[:, None] * self.attn.after(attend(q, k, v, length, options))
+        normed = modulate(self.norm1(cx), shift, scale)
+        joined = cx + gate[:, None] * self.attn(normed, transformer_options, length)
         normed = modulate(self.norm2(joined), shift_mlp, scale_mlp)
         return cx + gate_mlp[:, None] * self.mlp(normed)  # the attention acts only through this
 

@@ -71,6 +71,13 @@ def turn(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat(turned, dim=-1).to(x.dtype)
 
 
+def apply_rotary_pos_emb(t: Tensor, freqs: Tensor) -> Tensor:
+    """`turn` of ``t [..., D]`` by rotations ``[..., D / 2, 2, 2]``, as custom nodes make them."""
+    pairs = t.float().unflatten(-1, (2, -1)).movedim(-2, -1).unsqueeze(-2)
+    turned = freqs[..., 0] * pairs[..., 0] + freqs[..., 1] * pairs[..., 1]
+    return turned.movedim(-1, -2).flatten(-2).to(t.dtype)
+
+
 class Attention(nn.Module):
     """Attention of the video with itself or, given the text's width, with the text."""
 

@@ -19,7 +19,7 @@ from comfy.ldm.autoencoder.kl import DiagonalGaussianDistribution
 from comfy.ldm.autoencoder.layers import AttnBlock as PictureAttnBlock
 from comfy.ldm.autoencoder.layers import LayerMaker, ResnetBlock, nonlinearity
 from comfy.ldm.hunyuan_video.vae import AttnBlock, VideoMaker
-from comfy.ldm.wan.vae_layers import Builder, RMSNorm
+from comfy.ldm.wan.vae_layers import RMS_norm
 
 PLANE = 4  # cells of a plane that become one
 
@@ -60,8 +60,7 @@ class RMSVideoMaker(VideoMaker):
     """Makes layers over frames with norms that divide by the root mean square."""
 
     def norm(self, channels: int) -> nn.Module:
-        place = {"dtype": self.dtype, "device": self.device}
-        return RMSNorm(channels, Builder(self.operations, place))
+        return RMS_norm(channels, images=False, dtype=self.dtype, device=self.device)
 
 
 def _attention(width: int, make: LayerMaker) -> nn.Module:

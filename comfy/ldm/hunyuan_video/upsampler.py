@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comfy import ops
-from comfy.ldm.wan.vae_layers import Builder, RMSNorm
+from comfy.ldm.wan.vae_layers import Builder, RMS_norm
 
 REACH = 3  # of every convolution but the shortcuts
 
@@ -118,9 +118,9 @@ class ResnetBlock(nn.Module):
 
     def __init__(self, channels: int, out: int, build: Builder) -> None:
         super().__init__()
-        self.norm1 = RMSNorm(channels, build)
+        self.norm1 = RMS_norm(channels, images=False, **build.place)
         self.conv1 = CausalConv3d(channels, out, build)
-        self.norm2 = RMSNorm(out, build)
+        self.norm2 = RMS_norm(out, images=False, **build.place)
         self.conv2 = CausalConv3d(out, out, build)
         self.nin_shortcut: nn.Module = nn.Identity()
         if channels != out:
@@ -165,7 +165,7 @@ class Upsampler(nn.Module):
             Stage(channels, out, config.blocks, build)
             for channels, out in zip((widths[0], *widths), widths)
         )
-        self.norm_out = RMSNorm(widths[-1], build)
+        self.norm_out = RMS_norm(widths[-1], images=False, **build.place)
         self.conv_out = CausalConv3d(widths[-1], config.out, build)
 
     def forward(self, latent: Tensor) -> Tensor:

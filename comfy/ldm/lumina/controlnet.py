@@ -18,7 +18,12 @@ from torch import Tensor, nn
 
 from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size
-from comfy.ldm.lumina.layers import JointTransformerBlock, LuminaSizes
+from comfy.ldm.lumina.layers import (
+    Z_MODULATION_WIDTH,
+    JointTransformerBlock,
+    LuminaSizes,
+    feed_forward_width,
+)
 
 PATCH = 2
 LATENT_CHANNELS = 16
@@ -69,36 +74,51 @@ class ZImageControlTransformerBlock(JointTransformerBlock):
         return self.after_proj(control), control
 
 
-class ZImageControl(nn.Module):
+class ZImage_Control(nn.Module):
     """Control layers for every few layers of Z-Image.
 
     Args:
-        sizes: Sizes of a layer.
-        layers, refiners: Number of control layers and of refining ones.
-        in_channels: Channels of what is shown: 16, or 33 with mask and picture to fill in.
+        n_control_layers, n_refiner_layers: Number of control layers and of refining ones.
+        control_in_dim, additional_in_dim: Channels of the latent shown, and of mask and picture to
+            fill in beside it.
+        broken: Whether the main layers act in the refining ones' place.
+        refiner_control: Whether the refining layers, too, add to those of Z-Image.
+        inner: Channels inside a feed-forward; None: `ffn_dim_multiplier` of the width, in whole
+            multiples of `multiple_of`.
         width: Width of the time embedding.
-        refiners_add: Whether the refining layers, too, add to those of Z-Image.
-        refines_with_layers: Whether the main layers act in the refining ones' place.
     """
 
     def __init__(
         self,
-        sizes: LuminaSizes,
-        layers: int,
-        refiners: int,
-        in_channels: int,
-        width: int,
-        refiners_add: bool = False,
-        refines_with_layers: bool = False,
+        dim: int = 3840,
+        n_heads: int = 30,
+        n_kv_heads: int = 30,
+        multiple_of: int = 256,
+        ffn_dim_multiplier: float = 8 / 3,
+        qk_norm: bool = True,
+        n_control_layers: int = 6,
+        control_in_dim: int = LATENT_CHANNELS,
+        additional_in_dim: int = 0,
+        broken: bool = False,
+        refiner_control: bool = False,
         dtype: Any = None,
         device: Any = None,
         operations: Any = ops.manual_cast,
+        *,
+        n_refiner_layers: int = 2,
+        inner: int | None = None,
+        width: int = Z_MODULATION_WIDTH,
+        **_: Any,
     ) -> None:
         super().__init__()
         place = {"dtype": dtype, "device": device}
-        self.additional_channels = in_channels - LATENT_CHANNELS
-        self.refiners_add, self.refines_with_layers = refiners_add, refines_with_layers
-        embedder = operations.Linear(in_channels * PATCH**2, sizes.dim, **place)
+        if inner is None:
+            inner = feed_forward_width(dim, ffn_dim_multiplier, multiple_of)
+        sizes = LuminaSizes(dim, n_heads, n_kv_heads, inner, qk_norm)
+        self.additional_channels = additional_in_dim
+        self.refiners_add, self.refines_with_layers = refiner_control, broken
+        shown = (control_in_dim + additional_in_dim) * PATCH**2
+        embedder = operations.Linear(shown, sizes.dim, **place)
         self.control_all_x_embedder = nn.ModuleDict({EMBEDDER: embedder})
 
         def control_layers(count: int) -> nn.ModuleList:
@@ -107,13 +127,13 @@ class ZImageControl(nn.Module):
                 for number in range(count)
             )
 
-        self.control_layers = control_layers(layers)
+        self.control_layers = control_layers(n_control_layers)
         self.control_noise_refiner = (
-            control_layers(refiners)
-            if refiners_add
+            control_layers(n_refiner_layers)
+            if refiner_control
             else nn.ModuleList(
                 JointTransformerBlock(sizes, width, True, operations, **place)
-                for _ in range(refiners)
+                for _ in range(n_refiner_layers)
             )
         )
 
@@ -166,7 +186,7 @@ def _count(weights: Mapping[str, Tensor], name: str) -> int:
     return len({key.split(".")[1] for key in weights if key.startswith(f"{name}.")})
 
 
-def build(weights: Mapping[str, Tensor], **place: Any) -> ZImageControl:
+def build(weights: Mapping[str, Tensor], **place: Any) -> ZImage_Control:
     """An empty network of the sizes of a file's weights, as `z_image_convert` gives them."""
     first = "control_layers.0."
     dim, inputs = weights[f"control_all_x_embedder.{EMBEDDER}.weight"].shape
@@ -175,13 +195,16 @@ def build(weights: Mapping[str, Tensor], **place: Any) -> ZImageControl:
     groups = (weights[f"{first}attention.qkv.weight"].shape[0] // size - heads) // 2
     inner, _ = weights[f"{first}feed_forward.w1.weight"].shape
     after = weights.get("control_noise_refiner.0.after_proj.weight")
-    return ZImageControl(
-        LuminaSizes(dim, heads, groups, inner, True),
-        layers=_count(weights, "control_layers"),
-        refiners=_count(weights, "control_noise_refiner"),
-        in_channels=inputs // PATCH**2,
+    return ZImage_Control(
+        dim,
+        heads,
+        groups,
+        inner=inner,
+        n_control_layers=_count(weights, "control_layers"),
+        n_refiner_layers=_count(weights, "control_noise_refiner"),
+        additional_in_dim=inputs // PATCH**2 - LATENT_CHANNELS,
         width=weights[f"{first}adaLN_modulation.0.weight"].shape[1],
-        refiners_add=after is not None,
-        refines_with_layers=after is not None and not after.any(),
+        refiner_control=after is not None,
+        broken=after is not None and not after.any(),
         **place,
     )

@@ -15,8 +15,14 @@ from comfy.nn import attention, patches
 from comfy.nn.timesteps import timestep_embedding
 
 TIME_WAVES = 256
+Z_MODULATION_WIDTH = 256  # of Z-Image's time embedding
 HALF_LIMIT = 65504  # largest float16
 Options = dict[str, Any]
+
+
+def feed_forward_width(dim: int, multiplier: float, multiple_of: int) -> int:
+    """Channels inside a feed-forward, in whole multiples."""
+    return -(-int(multiplier * dim) // multiple_of) * multiple_of
 
 
 class LuminaSizes:

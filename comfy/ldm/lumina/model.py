@@ -22,6 +22,7 @@ from comfy import ops
 from comfy.ldm.common_dit import RMSNorm, pad_to_patch_size
 from comfy.ldm.flux.layers import EmbedND
 from comfy.ldm.lumina.layers import (  # noqa: F401 - packs look here for the layers
+    Z_MODULATION_WIDTH,
     FeedForward,
     FinalLayer,
     JointAttention,
@@ -29,11 +30,12 @@ from comfy.ldm.lumina.layers import (  # noqa: F401 - packs look here for the la
     LuminaSizes,
     Options,
     TimestepEmbedder,
+    feed_forward_width,
 )
 from comfy.nn import patches
 from comfy.nn.wrappers import run_wrapped
 
-MODULATION_WIDTH, Z_MODULATION_WIDTH = 1024, 256
+MODULATION_WIDTH = 1024
 
 
 class NextDiT(nn.Module):
@@ -76,7 +78,7 @@ class NextDiT(nn.Module):
         super().__init__()
         place = {"dtype": dtype, "device": device}
         parts = {"operations": operations, **place}
-        inner = -(-int(ffn_dim_multiplier * dim) // multiple_of) * multiple_of
+        inner = feed_forward_width(dim, ffn_dim_multiplier, multiple_of)
         sizes = LuminaSizes(dim, n_heads, n_kv_heads, inner, qk_norm)
         width = min(dim, Z_MODULATION_WIDTH if z_image_modulation else MODULATION_WIDTH)
         self.dtype, self.dim = dtype, dim

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from comfy import ops
 from comfy.ldm.common_dit import RMSNorm
 from comfy.ldm.flux.math import apply_rope1
 from comfy.nn import attention, patches
@@ -19,18 +20,65 @@ NORM_EPS = 1e-6
 Options = dict[str, Any]
 
 
-class FeedForward(nn.Module):
-    """Two linear layers with GELU between them, under the keys of diffusers."""
+def apply_rotary_emb(x: Tensor, freqs_cis: Tensor) -> Tensor:
+    """Turn neighbouring channels of ``x [B, L, heads, D]`` by rotations ``[B, L, 1, D / 2, 2, 2]``;
+    of no tokens where there are none."""
+    return apply_rope1(x, freqs_cis) if x.shape[1] else x
 
-    def __init__(self, dim: int, operations: Any, **place: Any) -> None:
+
+class GELU(nn.Module):
+    """A linear layer with GELU behind it."""
+
+    def __init__(
+        self,
+        dim_in: int,
+        dim_out: int,
+        approximate: str = "none",
+        bias: bool = True,
+        dtype: Any = None,
+        device: Any = None,
+        operations: Any = ops.disable_weight_init,
+    ) -> None:
         super().__init__()
-        first = nn.Module()
-        first.proj = operations.Linear(dim, dim * 4, **place)
-        self.net = nn.ModuleList([first, nn.Identity(), operations.Linear(dim * 4, dim, **place)])
+        self.proj = operations.Linear(dim_in, dim_out, bias=bias, dtype=dtype, device=device)
+        self.approximate = approximate
 
-    def forward(self, x: Tensor) -> Tensor:
-        first: Any = self.net[0]
-        return self.net[2](functional.gelu(first.proj(x), approximate="tanh"))
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return functional.gelu(self.proj(hidden_states), approximate=self.approximate)
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with GELU between them, under the keys of diffusers.
+
+    Args:
+        dim_out: Channels that come out; None: as many as go in.
+        mult: Times `dim`, the channels between, where `inner_dim` does not say.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None = None,
+        mult: int = 4,
+        dropout: float = 0.0,
+        inner_dim: int | None = None,
+        bias: bool = True,
+        dtype: Any = None,
+        device: Any = None,
+        operations: Any = ops.disable_weight_init,
+    ) -> None:
+        super().__init__()
+        del dropout  # of training
+        inner = dim * mult if inner_dim is None else inner_dim
+        place = {"bias": bias, "dtype": dtype, "device": device}
+        first = GELU(dim, inner, "tanh", operations=operations, **place)
+        last = operations.Linear(inner, dim if dim_out is None else dim_out, **place)
+        self.net = nn.ModuleList([first, nn.Identity(), last])
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        for module in self.net:
+            hidden_states = module(hidden_states)
+        return hidden_states
 
 
 class JointAttention(nn.Module):
@@ -150,25 +198,43 @@ class TransformerBlock(nn.Module):
         return torch.addcmul(mods[0], getattr(self, norm)(x), 1 + mods[1])
 
 
-class TimeEmbedding(nn.Module):
-    """Times 0..1 as vectors, with a kind of picture added if the network tells kinds apart."""
+class QwenTimestepProjEmbeddings(nn.Module):
+    """Times 0..1 as vectors, with a kind of picture added if the network tells kinds apart.
 
-    def __init__(self, dim: int, has_kinds: bool, operations: Any, **place: Any) -> None:
+    Args:
+        pooled_projection_dim: Has no effect: the text is not told here.
+        use_additional_t_cond: Whether kinds are told apart.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        pooled_projection_dim: int = 0,
+        use_additional_t_cond: bool = False,
+        dtype: Any = None,
+        device: Any = None,
+        operations: Any = ops.disable_weight_init,
+    ) -> None:
         super().__init__()
+        del pooled_projection_dim
+        dim, place = embedding_dim, {"dtype": dtype, "device": device}
         embedder = nn.Module()
         embedder.linear_1 = operations.Linear(TIME_WAVES, dim, **place)
         embedder.linear_2 = operations.Linear(dim, dim, **place)
         self.timestep_embedder = embedder
         self.addition_t_embedding: nn.Module | None = None
-        if has_kinds:
+        if use_additional_t_cond:
             self.addition_t_embedding = operations.Embedding(2, dim, **place)
 
-    def forward(self, timestep: Tensor, like: Tensor, kind: Tensor | None = None) -> Tensor:
-        waves = timestep_embedding(timestep * TIME_FACTOR, TIME_WAVES).to(like.dtype)
+    def forward(
+        self, timestep: Tensor, hidden_states: Tensor, addition_t_cond: Tensor | None = None
+    ) -> Tensor:
+        """``[B, D]`` of times ``[B]``, in the type of other states."""
+        waves = timestep_embedding(timestep * TIME_FACTOR, TIME_WAVES).to(hidden_states.dtype)
         layers: Any = self.timestep_embedder
         made = layers.linear_2(functional.silu(layers.linear_1(waves)))
-        if self.addition_t_embedding is not None and kind is not None:
-            added = self.addition_t_embedding(kind.to(made.device, torch.long))
+        if self.addition_t_embedding is not None and addition_t_cond is not None:
+            added = self.addition_t_embedding(addition_t_cond.to(made.device, torch.long))
             made = made + added.to(made)
         return made
 
@@ -176,11 +242,26 @@ class TimeEmbedding(nn.Module):
 class LastLayer(nn.Module):
     """A modulated norm; the scale comes before the shift."""
 
-    def __init__(self, dim: int, operations: Any, **place: Any) -> None:
+    def __init__(
+        self,
+        embedding_dim: int,
+        conditioning_embedding_dim: int,
+        elementwise_affine: bool = False,
+        eps: float = NORM_EPS,
+        bias: bool = True,
+        dtype: Any = None,
+        device: Any = None,
+        operations: Any = ops.disable_weight_init,
+    ) -> None:
         super().__init__()
-        self.linear = operations.Linear(dim, 2 * dim, **place)
-        self.norm = operations.LayerNorm(dim, eps=NORM_EPS, elementwise_affine=False, **place)
+        place = {"bias": bias, "dtype": dtype, "device": device}
+        dim = embedding_dim
+        self.linear = operations.Linear(conditioning_embedding_dim, 2 * dim, **place)
+        self.norm = operations.LayerNorm(
+            dim, eps=eps, elementwise_affine=elementwise_affine, **place
+        )
 
-    def forward(self, x: Tensor, temb: Tensor) -> Tensor:
-        scale, shift = self.linear(functional.silu(temb))[:, None].chunk(2, dim=-1)
+    def forward(self, x: Tensor, conditioning_embedding: Tensor) -> Tensor:
+        made = self.linear(functional.silu(conditioning_embedding))
+        scale, shift = made[:, None].chunk(2, dim=-1)
         return torch.addcmul(shift, self.norm(x), 1 + scale)

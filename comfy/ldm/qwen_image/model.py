@@ -20,12 +20,14 @@ from comfy import ops
 from comfy.ldm.common_dit import RMSNorm, pad_to_patch_size
 from comfy.ldm.flux.layers import EmbedND
 from comfy.ldm.qwen_image.layers import (  # noqa: F401 - packs look here for the layers
+    GELU,
     FeedForward,
     JointAttention,
     LastLayer,
     Options,
-    TimeEmbedding,
+    QwenTimestepProjEmbeddings,
     TransformerBlock,
+    apply_rotary_emb,
 )
 from comfy.nn import patches
 from comfy.nn.residuals import add_at
@@ -80,7 +82,9 @@ class QwenImageTransformer2DModel(nn.Module):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.default_ref_method = default_ref_method
         self.pe_embedder = EmbedND(attention_head_dim, THETA, list(axes_dims_rope))
-        self.time_text_embed = TimeEmbedding(dim, use_additional_t_cond, **parts)
+        self.time_text_embed = QwenTimestepProjEmbeddings(
+            dim, use_additional_t_cond=use_additional_t_cond, **parts
+        )
         self.txt_norm = RMSNorm(joint_attention_dim, **place)
         self.img_in = operations.Linear(in_channels, dim, **place)
         self.txt_in = operations.Linear(joint_attention_dim, dim, **place)
@@ -89,7 +93,7 @@ class QwenImageTransformer2DModel(nn.Module):
             for _ in range(num_layers)
         )
         if final_layer:
-            self.norm_out = LastLayer(dim, **parts)
+            self.norm_out = LastLayer(dim, dim, **parts)
             self.proj_out = operations.Linear(dim, patch_size**2 * out_channels, **place)
 
     # -- positions and patches -------------------------------------------------------------------

@@ -37,6 +37,11 @@ WITH_IMAGE = ("i2v", "camera")
 Options = dict[str, Any]
 
 
+def sinusoidal_embedding_1d(dim: int, position: Tensor) -> Tensor:
+    """Waves ``[N, dim]`` of positions ``[N]``: cosines, then sines."""
+    return timestep_embedding(position, dim)
+
+
 class WanModel(nn.Module):
     """Predicts the flow of a noisy video latent from a time 0..1000 and text tokens.
 
@@ -245,7 +250,7 @@ class WanModel(nn.Module):
 
     def _time(self, t: Tensor, like: Tensor) -> Tensor:
         """Embedding ``[B, F, D]`` of a time for each of F stretches."""
-        waves = timestep_embedding(t.flatten(), self.freq_dim).to(like.dtype)
+        waves = sinusoidal_embedding_1d(self.freq_dim, t.flatten()).to(like.dtype)
         return self.time_embedding(waves).reshape(t.shape[0], -1, self.dim)
 
     def _context(self, context: Tensor, clip_fea: Tensor | None) -> Tensor:

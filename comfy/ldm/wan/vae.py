@@ -19,14 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from comfy import ops
-from comfy.ldm.wan.vae_layers import (
+from comfy.ldm.wan.vae_layers import (  # noqa: F401 - packs look here for the layers
     AttentionBlock,
     Builder,
+    CausalConv3d,
     DownLevel,
     Downsample,
     Past,
     ResidualBlock,
-    RMSNorm,
+    RMS_norm,
     UpLevel,
     Upsample,
     _conv,
@@ -145,7 +146,9 @@ def _middle(width: int, build: Builder) -> nn.ModuleList:
 
 
 def _head(width: int, out: int, build: Builder) -> nn.Sequential:
-    return nn.Sequential(RMSNorm(width, build), nn.SiLU(), _conv(width, out, (3, 3, 3), build))
+    return nn.Sequential(
+        RMS_norm(width, images=False, **build.place), nn.SiLU(), _conv(width, out, (3, 3, 3), build)
+    )
 
 
 class WanVAE(nn.Module):

@@ -11,6 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional
 
+from comfy import ops
 from comfy.nn import attention
 
 
@@ -29,21 +30,32 @@ class Past:
         return earlier
 
 
-def causal(layer: nn.Module, x: Tensor, past: Past) -> Tensor:
-    """A convolution of three frames, whose padding along time is what came before (else zeros)."""
-    frames = _last_size(layer)
-    if frames == 1:
-        return layer(x)
-    earlier = past.before(layer, x, frames - 1)
-    missing = frames - 1 - (0 if earlier is None else earlier.shape[2])
-    if earlier is not None:
-        x = torch.cat([earlier.to(x), x], dim=2)
-    return layer(functional.pad(x, (0, 0, 0, 0, missing, 0)))
+class CausalConv3d(ops.disable_weight_init.Conv3d):
+    """A convolution whose padding along time is what came before.
+
+    Args are those of `Conv3d`; of ``padding`` the first entry is how many frames stand on either
+    side of one, all of which are earlier ones here.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        frames, rows, columns = (int(size) for size in self.padding)
+        self.earlier_frames = 2 * frames
+        self.padding = (0, rows, columns)
+
+    def forward(self, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
+        """``x [B, C, T, H, W]``, before which ``cache_x`` stood; frames nobody knows are zeros."""
+        missing = self.earlier_frames
+        if cache_x is not None and missing:
+            missing -= cache_x.shape[2]
+            x = torch.cat([cache_x.to(x), x], dim=2)
+        return super().forward(functional.pad(x, (0, 0, 0, 0, missing, 0)) if missing else x)
 
 
-def _last_size(layer: nn.Module) -> int:
-    size: Any = layer.kernel_size
-    return int(size[0])
+def causal(layer: Any, x: Tensor, past: Past) -> Tensor:
+    """A convolution of frames, before which stand those that the layer saw before (else zeros)."""
+    count = layer.earlier_frames
+    return layer(x, past.before(layer, x, count)) if count else layer(x)
 
 
 @dataclass(frozen=True)
@@ -55,22 +67,37 @@ class Builder:
 
 
 def _conv(channels: int, out: int, size: Sequence[int], build: Builder, **options: Any) -> Any:
-    """A convolution that pads rows and columns to keep their size."""
-    padding = (0, size[1] // 2, size[2] // 2)
-    return build.operations.Conv3d(channels, out, size, padding=padding, **options, **build.place)
+    """A convolution that pads rows and columns to keep their size, and looks back in time."""
+    options = {"padding": tuple(axis // 2 for axis in size), **options, **build.place}
+    return CausalConv3d(channels, out, size, **options)
 
 
-class RMSNorm(nn.Module):
-    """Channels to length one, times the root of their number and a weight."""
+class RMS_norm(nn.Module):
+    """Channels to length one, times the root of their number and a weight.
 
-    def __init__(self, dim: int, build: Builder, is_picture: bool = False) -> None:
+    Args:
+        channel_first: Whether channels are the second axis, or the last.
+        images: Whether there are rows and columns only, no frames.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        channel_first: bool = True,
+        images: bool = True,
+        bias: bool = False,
+        **place: Any,
+    ) -> None:
         super().__init__()
-        shape = (dim, 1, 1) if is_picture else (dim, 1, 1, 1)
-        self.scale = dim**0.5
-        self.gamma = nn.Parameter(torch.empty(shape, **build.place))
+        shape = (dim, *[1] * (2 if images else 3)) if channel_first else (dim,)
+        self.channel_first, self.scale = channel_first, dim**0.5
+        self.gamma = nn.Parameter(torch.empty(shape, **place))
+        self.bias = nn.Parameter(torch.empty(shape, **place)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.normalize(x, dim=1) * self.scale * self.gamma.to(x)
+        length_one = functional.normalize(x, dim=1 if self.channel_first else -1)
+        made = length_one * self.scale * self.gamma.to(x)
+        return made if self.bias is None else made + self.bias.to(x)
 
 
 class ResidualBlock(nn.Module):
@@ -79,10 +106,10 @@ class ResidualBlock(nn.Module):
     def __init__(self, channels: int, out: int, build: Builder) -> None:
         super().__init__()
         self.residual = nn.Sequential(
-            RMSNorm(channels, build),
+            RMS_norm(channels, images=False, **build.place),
             nn.SiLU(),
             _conv(channels, out, (3, 3, 3), build),
-            RMSNorm(out, build),
+            RMS_norm(out, images=False, **build.place),
             nn.SiLU(),
             nn.Identity(),
             _conv(out, out, (3, 3, 3), build),
@@ -103,7 +130,7 @@ class AttentionBlock(nn.Module):
 
     def __init__(self, dim: int, build: Builder) -> None:
         super().__init__()
-        self.norm = RMSNorm(dim, build, is_picture=True)
+        self.norm = RMS_norm(dim, **build.place)
         self.to_qkv = build.operations.Conv2d(dim, dim * 3, 1, **build.place)
         self.proj = build.operations.Conv2d(dim, dim, 1, **build.place)
 
@@ -146,7 +173,7 @@ class Downsample(nn.Module):
         self.resample = nn.Sequential(nn.Identity(), conv)
         self.time_conv: nn.Module | None = None
         if temporal:
-            self.time_conv = _conv(dim, dim, (3, 1, 1), build, stride=(2, 1, 1))
+            self.time_conv = _conv(dim, dim, (3, 1, 1), build, stride=(2, 1, 1), padding=0)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         frames = functional.pad(rearrange(x, "b c t h w -> (b t) c h w"), (0, 1, 0, 1))
