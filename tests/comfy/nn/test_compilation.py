@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from comfy import interrupt, ops, progress
+from comfy.devices import residency
 from comfy.ldm.unet.blocks import ResBlock
 from comfy.ldm.unet.model import UNetModel
 from comfy.ldm.unet.transformer import BasicTransformerBlock
 from comfy.nn import compilation
 from comfy.nn.compilation import RegionalCompiler, regions
+from comfy.patching.patcher import ModelPatcher
 
 
 class Block(nn.Module):
@@ -120,6 +122,37 @@ def test_streamed_and_patched_layers_run_as_they_are(
     network.blocks[0].first.weight_function = []
     assert torch.equal(compiled(compiler, network, x), network(x))
     assert len(graphs) == 1
+
+
+def test_blocks_that_leave_the_device_and_come_back_between_calls_give_the_same(
+    accelerator: Any, compiler: RegionalCompiler, graphs: list[Any]
+) -> None:
+    """Also those of a view with a LoRA, and with half of the weights away."""
+    device = torch.device(accelerator.NAME, 0)
+    plain = ModelPatcher(Network(64, 4), load_device=device, offload_device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(6)
+    changes = {
+        key: ("diff", (torch.randn(weight.shape, generator=generator),))
+        for key, weight in plain.model_state_dict().items()
+    }
+    changed = plain.clone()
+    changed.add_patches(changes, 0.01)
+    size, x = plain.model_size(), torch.randn(2, 3, 64, generator=generator).to(device)
+    network: Any = plain.model
+    told, seen = [], []
+    for view in (plain, changed, plain):
+        residency.load_models_gpu([view], force_full_load=True)
+        seen.append(expected := network(x))
+        for away in (0, size // 2, -size // 2, size):
+            if away > 0:
+                assert view.partially_unload(view.offload_device, away) > 0
+            elif away < 0:
+                view.partially_load(device, size)
+            assert torch.equal(compiled(compiler, network, x), expected)
+            told.append(len(graphs))
+    assert told == [1] * 12
+    assert torch.equal(seen[0], seen[2])
+    assert not torch.equal(seen[0], seen[1])
 
 
 def test_blocks_that_run_as_they_are_are_told_when_their_number_changes(
