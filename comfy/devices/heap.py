@@ -10,8 +10,10 @@ Other C libraries are left as they are. Source: mallopt(3), malloc_trim(3).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+from collections.abc import Iterator
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 """Parameter numbers of mallopt, from malloc.h."""
@@ -21,6 +23,14 @@ LARGEST_IN_HEAP = 128 * 2**20
 """Bytes from which a block is still a mapping of its own.
 
 Blocks of the size of a decoder's features leave gaps in the heap: its peak grew by 0.6 GiB.
+"""
+
+LARGEST_OF_FEATURES = 32 * 2**20
+"""The same in an autoencoder, whose features grow from level to level.
+
+The blocks of one level do not fit the next, so what is kept is only added to the peak (0.4 GiB
+where a picture of 512 x 512 is decoded), and each level is gone through once: mapping pages anew
+costs no more than reading cold ones.
 """
 
 GROWTH = 16 * 2**20
@@ -40,6 +50,7 @@ class Heap:
 
     def __init__(self) -> None:
         self.keeps_pages = False
+        self._largest = LARGEST_IN_HEAP
 
     def keep_pages(self) -> bool:
         """Let freed blocks stay; says whether the C library does so.
@@ -51,12 +62,27 @@ class Heap:
         if library is not None:
             settings = (
                 (M_ARENA_MAX, 1),
-                (M_MMAP_THRESHOLD, LARGEST_IN_HEAP),
+                (M_MMAP_THRESHOLD, self._largest),
                 (M_TRIM_THRESHOLD, NEVER),
                 (M_TOP_PAD, GROWTH),
             )
             self.keeps_pages = all(library.mallopt(*setting) == 1 for setting in settings)
         return self.keeps_pages
+
+    @contextlib.contextmanager
+    def keeping_up_to(self, size_bytes: int) -> Iterator[None]:
+        """Meanwhile only blocks below a size stay in the process; larger ones go back at once."""
+        library, before = _glibc() if self.keeps_pages else None, self._largest
+        if library is None:
+            yield
+            return
+        self._largest = size_bytes
+        library.mallopt(M_MMAP_THRESHOLD, size_bytes)
+        try:
+            yield
+        finally:
+            self._largest = before
+            library.mallopt(M_MMAP_THRESHOLD, before)
 
     def give_back(self) -> bool:
         """Return all whole pages that are free to the system; says whether any were.

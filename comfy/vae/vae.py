@@ -11,6 +11,7 @@ from torch import Tensor
 
 from comfy import interrupt, progress
 from comfy.devices import memory, placement, precision, residency
+from comfy.devices.heap import HEAP, LARGEST_OF_FEATURES
 from comfy.patching.patcher import ModelPatcher
 from comfy.vae import unsupported
 from comfy.vae.cascade_kinds import in_place_of_both
@@ -185,7 +186,8 @@ class VAE(TiledCoding):
             return self._decode_in_default_tiles(samples_in)
 
         smaller = tiles if self.spec.has_tiles else None
-        return residency.run_or_make_room(self.patcher, whole, smaller).movedim(1, -1)
+        with HEAP.keeping_up_to(LARGEST_OF_FEATURES):
+            return residency.run_or_make_room(self.patcher, whole, smaller).movedim(1, -1)
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """Latents of pictures; in tiles when memory runs out."""
@@ -198,9 +200,10 @@ class VAE(TiledCoding):
             batch = self._batch_size(self.memory_used_encode, pixels[:1].shape)
             return _in_batches(pixels, batch, self._encoder())
 
-        return residency.run_or_make_room(
-            self.patcher, whole, lambda: self._encode_in_default_tiles(pixels)
-        )
+        with HEAP.keeping_up_to(LARGEST_OF_FEATURES):
+            return residency.run_or_make_room(
+                self.patcher, whole, lambda: self._encode_in_default_tiles(pixels)
+            )
 
     # -- in tiles --------------------------------------------------------------------------------
 

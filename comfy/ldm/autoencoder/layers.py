@@ -7,7 +7,7 @@ not tell; 32 unless a file says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -124,8 +124,10 @@ class ResnetBlock(nn.Module):
     def forward(self, x: Tensor, temb: Tensor | None = None) -> Tensor:
         """Apply to ``x [B, C, H, W]``; ``temb`` is always None in autoencoders."""
         del temb
-        h = self.conv1(nonlinearity(self.norm1(x)))
-        h = self.conv2(self.dropout(nonlinearity(self.norm2(h))))
+        # In one expression: features without a name are freed as soon as they were read.
+        h = self.conv2(
+            self.dropout(nonlinearity(self.norm2(self.conv1(nonlinearity(self.norm1(x))))))
+        )
         return h.add_(x if self.in_channels == self.out_channels else self.nin_shortcut(x))
 
 
@@ -199,7 +201,11 @@ class _Middle(nn.Module):
 
 class _Level(nn.Module):
     """Residual blocks of one size, each followed by an attention if there are any, then
-    resampling."""
+    resampling.
+
+    Whoever runs it goes through `layers`: a call for all of them would keep the features that go
+    in, twice the finest ones where a decoder is at its widest, until the last is done.
+    """
 
     downsample: Downsample
     upsample: Upsample
@@ -227,16 +233,25 @@ class _Level(nn.Module):
             if has_attention:
                 self.attn.append(AttnBlock(out_channels, make))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def layers(self) -> Iterator[nn.Module]:
+        """What features go through, in turn."""
         for number, block in enumerate(self.block):
-            x = block(x)
+            yield block
             if self.attn:
-                x = self.attn[number](x)
+                yield self.attn[number]
         if hasattr(self, "downsample"):
-            x = self.downsample(x)
+            yield self.downsample
         if hasattr(self, "upsample"):
-            x = self.upsample(x)
-        return x
+            yield self.upsample
+
+
+def _through(levels: Iterable[nn.Module], x: Tensor) -> Tensor:
+    """Features after all layers of the levels; x should have no other owner."""
+    for level in levels:
+        assert isinstance(level, _Level)
+        for layer in level.layers():
+            x = layer(x)
+    return x
 
 
 def _laid_out(x: Tensor) -> Tensor:
@@ -268,9 +283,7 @@ class Encoder(nn.Module):
         self.conv_out = make.conv(channels, moments, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.conv_in(_laid_out(x))
-        for level in self.down:
-            h = level(h)
+        h = _through(self.down, self.conv_in(_laid_out(x)))
         return self.conv_out(nonlinearity(self.norm_out(self.mid(h))))
 
 
@@ -299,8 +312,6 @@ class Decoder(nn.Module):
         self.conv_out = make.conv(channels, config.out_ch, 3, padding=1)
 
     def forward(self, z: Tensor, **_: Any) -> Tensor:
-        h = self.mid(self.conv_in(_laid_out(z)))
-        for level in reversed(self.up):
-            h = level(h)
+        h = _through(reversed(self.up), self.mid(self.conv_in(_laid_out(z))))
         x = self.conv_out(nonlinearity(self.norm_out(h)))
         return torch.tanh(x) if self.tanh_out else x

@@ -43,9 +43,16 @@ freed, before = resident(), faults()
 free(fill())
 again = faults() - before
 HEAP.tidy()
+tidied, after, before = resident(), resident() - (full - 3 * SIZE), faults()
+with HEAP.keeping_up_to(SIZE // 2):
+    free(fill())
+    within, mapped_anew = resident(), faults() - before
+free(fill())
 json.dump({
+    "within": (within - tidied) / SIZE, "mapped anew": mapped_anew * PAGE / SIZE,
+    "after it": (resident() - tidied) / SIZE,
     "kept": (freed - (full - 3 * SIZE)) / SIZE, "faults": again * PAGE / SIZE,
-    "after": (resident() - (full - 3 * SIZE)) / SIZE, "keeps": HEAP.keeps_pages,
+    "after": after / SIZE, "keeps": HEAP.keeps_pages,
     "given": HEAP.give_back(),
 }, sys.stdout)
 """
@@ -68,6 +75,14 @@ def test_freed_blocks_stay_for_the_next_operation_until_they_are_given_back() ->
     assert seen["kept"] == pytest.approx(3, abs=0.1)
     assert seen["faults"] < 0.1, "a block was mapped anew"
     assert seen["after"] == pytest.approx(0, abs=0.1)
+
+
+@needs_glibc
+def test_while_large_blocks_are_not_to_stay_they_go_back_at_once() -> None:
+    seen = run("keep")
+    assert seen["mapped anew"] == pytest.approx(1, abs=0.1)
+    assert seen["within"] == pytest.approx(0, abs=0.1)
+    assert seen["after it"] == pytest.approx(1, abs=0.1), "nothing stays any more"
 
 
 @needs_glibc

@@ -10,6 +10,7 @@ import torch
 from comfy.ldm.autoencoder.kl import AutoencoderKL
 from comfy.ldm.autoencoder.layers import AutoencoderConfig
 from tests.support.golden_nets import assert_close_to_golden, read_golden_net
+from tests.support.live_bytes import peak_bytes
 
 
 @pytest.mark.parametrize("name", ["vae_kl", "vae_kl16_noquant"])
@@ -29,3 +30,20 @@ def test_autoencoder_agrees_with_the_reference(name: str, golden_folder: Path) -
 def test_norm_groups_that_do_not_divide_are_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match=r"16.*32"):
         AutoencoderConfig(ch=16, ch_mult=(1, 2), num_res_blocks=1, z_channels=4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("way", ["decode", "encode"])
+def test_no_features_are_held_beyond_the_layer_that_reads_them(way: str) -> None:
+    """A decoder is widest in the residual block that halves the finest level's channels: its input
+    and the norm of that, and the result of half their size. An encoder holds three of that size."""
+    wide, side = 64, 128
+    config = {"ch": 32, "ch_mult": (1, 2, 2), "num_res_blocks": 1, "z_channels": 4}
+    model = AutoencoderKL(config, embed_dim=4).eval()
+    for weight in model.parameters():
+        torch.nn.init.constant_(weight, 0.01)
+    model.to(memory_format=torch.channels_last)
+    latent, picture = torch.ones(1, 4, side // 4, side // 4), torch.ones(1, 3, side, side)
+    held = peak_bytes(lambda: model.decode(latent) if way == "decode" else model.encode(picture))
+    finest = 4 * wide * side * side
+    assert held < {"decode": 2.6, "encode": 1.7}[way] * finest
