@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MODULES: tuple[str, ...] = (
+    "nodes_gguf",
     "nodes_latent",
     "nodes_custom_sampler",
     "nodes_align_your_steps",
@@ -65,6 +66,10 @@ MODULES: tuple[str, ...] = (
     "nodes_string",
     "nodes_primitive",
     "nodes_logic",
+    "nodes_math",
+    "nodes_resolution",
+    "nodes_text_files",
+    "nodes_image_compare",
     "nodes_morphology",
     "nodes_canny",
     "nodes_webcam",

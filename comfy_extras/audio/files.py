@@ -166,6 +166,44 @@ class SaveAudioOpus(io.ComfyNode):
     save_opus = execute
 
 
+class SaveAudioAdvanced(io.ComfyNode):
+    """Writes a sound in the form that is chosen, and hands it on."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        rates = ["64k", "96k", "128k", "192k", "320k"]
+        qualities = {"flac": [], "mp3": ["V0", "128k", "320k"], "opus": rates}
+        defaults = {"mp3": "V0", "opus": "128k"}
+        formats = [
+            io.DynamicCombo.Option(
+                name,
+                [io.Combo.Input("quality", options=known, default=defaults[name])] if known else [],
+            )
+            for name, known in qualities.items()
+        ]
+        return io.Schema(
+            node_id="SaveAudioAdvanced",
+            display_name="Save Audio (Advanced)",
+            category="audio",
+            description="Saves a sound to the output folder, with its workflow inside.",
+            is_output_node=True,
+            inputs=[
+                io.Audio.Input("audio"),
+                prefix_input(),
+                io.DynamicCombo.Input("format", options=formats),
+            ],
+            outputs=[io.Audio.Output(display_name="audio")],
+        )
+
+    @classmethod
+    def execute(
+        cls, audio: AudioInput, filename_prefix: str, format: dict[str, str]
+    ) -> io.NodeOutput:
+        quality = format.get("quality", "128k")
+        save = ui.AudioSaveHelper.get_save_audio_ui
+        return io.NodeOutput(audio, ui=save(audio, filename_prefix, cls, format["format"], quality))
+
+
 class PreviewAudio(io.ComfyNode):
     """Plays a sound on the node."""
 
@@ -193,5 +231,6 @@ NODES: tuple[type[io.ComfyNode], ...] = (
     SaveAudio,
     SaveAudioMP3,
     SaveAudioOpus,
+    SaveAudioAdvanced,
     PreviewAudio,
 )

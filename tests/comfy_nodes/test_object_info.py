@@ -73,14 +73,28 @@ def offered() -> dict[str, dict[str, Any]]:
     return listed
 
 
-# Nodes that only this server has, two that the recorded one lacked a package for, and one that the
-# reference ships as a pack.
+# Nodes that only this server has, two that the recorded one lacked a package for, and those that
+# the reference has as packs.
 OWN_NODES = {
+    "UnetLoaderGGUF",
+    "UnetLoaderGGUFAdvanced",
+    "CLIPLoaderGGUF",
+    "DualCLIPLoaderGGUF",
+    "TripleCLIPLoaderGGUF",
+    "QuadrupleCLIPLoaderGGUF",
     "SaveImageWebsocket",
     "NAGuidance",
     "CLIPSetWeightInterpretation",
     "UpscaleModelLoader",
     "ImageUpscaleWithModel",
+    # Of later versions of the reference, in workflows that people pass on.
+    "ComfyMathExpression",
+    "ComfyNumberConvert",
+    "ImageCompare",
+    "JsonExtractString",
+    "ResolutionSelector",
+    "SaveAudioAdvanced",
+    "SaveText",
 }
 
 
