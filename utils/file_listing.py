@@ -24,6 +24,7 @@ supported_pt_extensions: set[str] = {
     ".safetensors",
     ".pkl",
     ".sft",
+    ".gguf",
 }
 
 # in the order of the listings
@@ -49,18 +50,24 @@ CATEGORIES = (
     "classifiers",
     "model_patches",
     "audio_encoders",
+    "unet_gguf",
+    "clip_gguf",
 )
 # categories whose folders below `models` are not just the one of the same name
 SUBFOLDERS = {
     "text_encoders": ("text_encoders", "clip"),
     "diffusion_models": ("unet", "diffusion_models"),
     "controlnet": ("controlnet", "t2i_adapter"),
+    "unet_gguf": ("unet", "diffusion_models"),
+    "clip_gguf": ("text_encoders", "clip"),
 }
 SUFFIXES: dict[str, set[str]] = {
     "configs": {".yaml"},
     "diffusers": {"folder"},
     "custom_nodes": set(),
     "classifiers": {""},
+    "unet_gguf": {".gguf"},
+    "clip_gguf": {".gguf"},
 }
 
 # suffix without dot -> kind; packs extend it. These two are absent from some system tables.
