@@ -85,16 +85,20 @@ class CONDWhole(CONDRegular):
     """A tensor that windows over a video leave whole, though it may have as many frames."""
 
 
-class CONDNoiseShape(CONDRegular):
-    """A tensor with the latent's axes, cut to the entry's area."""
+class CONDCells(CONDRegular):
+    """A tensor whose last axes are those of the latent's cells, cut to the entry's area."""
 
     def process_cond(self, batch_size: int, area: Any = None, **kwargs: Any) -> CONDRegular:
         data = self.cond
         if area is not None:
             axes = len(area) // 2
             for axis in range(axes):
-                data = data.narrow(axis + 2, area[axis + axes], area[axis])
+                data = data.narrow(axis - axes, area[axis + axes], area[axis])
         return self._copy_with(_fitted(data, batch_size, kwargs))
+
+
+class CONDNoiseShape(CONDCells):
+    """A tensor with the latent's axes [B, C, ...], cut to the entry's area."""
 
 
 class CONDCrossAttn(CONDRegular):

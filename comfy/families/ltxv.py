@@ -96,10 +96,12 @@ class LTXVideoModel(BaseModel):
         regular = {
             "c_crossattn": kwargs.get("cross_attn"),
             "attention_mask": kwargs.get("attention_mask"),
-            "denoise_mask": kwargs.get("concat_mask", kwargs.get("denoise_mask")),
             "keyframe_idxs": kwargs.get("keyframe_idxs"),
         }
         made.update({k: conds.CONDRegular(v) for k, v in regular.items() if v is not None})
+        mask = kwargs.get("concat_mask", kwargs.get("denoise_mask"))
+        if mask is not None:
+            made["denoise_mask"] = conds.CONDCells(mask)
         made["frame_rate"] = conds.CONDConstant(kwargs.get("frame_rate", USUAL_FRAME_RATE))
         return made
 

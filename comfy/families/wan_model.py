@@ -133,7 +133,7 @@ class WAN21_Vace(WAN21):
         for video, mask in zip(videos, masks):
             parts = [self.process_latent_in(part) for part in video.split(step, dim=1)]
             joined.append(torch.cat([*parts, mask.to(video)], dim=1))
-        made["vace_context"] = conds.CONDRegular(torch.stack(joined, dim=1))
+        made["vace_context"] = conds.CONDCells(torch.stack(joined, dim=1))
         strengths = kwargs.get("vace_strength", [1.0] * len(joined))
         made["vace_strength"] = conds.CONDConstant(strengths)
         return made
@@ -241,7 +241,7 @@ class WAN22(WAN21):
         made = super().extra_conds(**kwargs)
         mask = kwargs.get("denoise_mask")
         if mask is not None:
-            made["denoise_mask"] = conds.CONDRegular(mask)
+            made["denoise_mask"] = conds.CONDCells(mask)
         return made
 
     def process_timestep(self, timestep: Tensor, **kwargs: Any) -> Tensor:

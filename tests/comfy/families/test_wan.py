@@ -77,6 +77,10 @@ def texts(clip: Any) -> tuple[Any, Any]:
     return tuple(clip.encode_from_tokens_scheduled(clip.tokenize(text)) for text in ("red cat", ""))
 
 
+def with_area(conditioning: Any, area: tuple[int, ...]) -> Any:
+    return [[cond, {**options, "area": area}] for cond, options in conditioning]
+
+
 def sampled(model: Any, positive: Any, negative: Any, latent: Tensor) -> Tensor:
     out = common_ksampler(
         model, 7, 2, 3.0, "euler", "simple", positive, negative, {"samples": latent}
@@ -131,6 +135,13 @@ def test_a_control_video_acts_by_its_strength(tmp_path: Path) -> None:
     assert not torch.allclose(run(1.0, video), run(1.0, 1 - video))
     assert torch.equal(run(0.0, video), run(0.0, 1 - video))
 
+    def within(area: tuple[int, ...]) -> Tensor:
+        made = WanVaceToVideo.execute(positive, negative, vae, 48, 32, 9, 1, 1.0, video)
+        return sampled(model, [*made[0], *with_area(made[0], area)], made[1], made[2]["samples"])
+
+    assert torch.allclose(within((3, 4, 6, 0, 0, 0)), run(1.0, video), rtol=1e-4, atol=1e-4)
+    assert within((2, 2, 4, 1, 2, 1)).isfinite().all()
+
 
 @pytest.mark.parametrize(
     ("kind", "size", "found"),
@@ -171,6 +182,10 @@ def test_a_given_frame_of_the_5b_model_stays_as_it_is(tmp_path: Path) -> None:
     made = out[0]["samples"]
     torch.testing.assert_close(made[:, :, 0], known[:, :, 0], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(made[:, :, 1:], known[:, :, 1:])
+    latent = {"samples": known, "noise_mask": mask}
+    positive = [*positive, *with_area(positive, (2, 2, 2, 0, 0, 2))]  # without the last moment
+    (out,) = common_ksampler(model, 7, 2, 3.0, "euler", "simple", positive, negative, latent)
+    torch.testing.assert_close(out["samples"][:, :, 0], known[:, :, 0], rtol=1e-4, atol=1e-5)
 
 
 @torch.inference_mode()
