@@ -5,6 +5,7 @@ from comfy.families.auraflow import AuraFlowModel as AuraFlow
 from comfy.families.base import BaseModel, convert_tensor
 from comfy.families.cascade import StableCascade_B, StableCascade_C
 from comfy.families.cosmos import CosmosPredict2Model as CosmosPredict2
+from comfy.families.cosmos_video import CosmosVideoModel as CosmosVideo
 from comfy.families.dit_model import SD3, Chroma, Flux, Flux2
 from comfy.families.hidream import HiDreamModel as HiDream
 from comfy.families.hunyuan3d import Hunyuan3DModel as Hunyuan3Dv2

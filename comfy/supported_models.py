@@ -7,6 +7,7 @@ from comfy.families.auraflow import AuraFlow
 from comfy.families.cascade import Stable_Cascade_B, Stable_Cascade_C
 from comfy.families.chroma import Chroma
 from comfy.families.cosmos import CosmosI2VPredict2, CosmosT2IPredict2
+from comfy.families.cosmos_video import CosmosI2V, CosmosT2V
 from comfy.families.flux import Flux, FluxInpaint, FluxSchnell
 from comfy.families.flux2 import Flux2
 from comfy.families.hidream import HiDream

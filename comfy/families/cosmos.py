@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from comfy import conds, latent_formats, resize
 from comfy.families.base import BaseModel
@@ -74,16 +74,19 @@ def read_cosmos_predict2_config(
     }
 
 
-class CosmosPredict2Model(BaseModel):
-    """Text; given frames at time 0, and for some networks a mask of them."""
+class CosmosModel(BaseModel):
+    """What Cosmos 1 and Cosmos Predict 2 have in common: text, the rate, and for some networks a
+    mask of given frames.
+    """
 
     def __init__(
         self,
         model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW_COSMOS,
-        device: torch.device | str | None = None,
+        model_type: ModelType | None,
+        device: torch.device | str | None,
+        unet_model: type[nn.Module],
     ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=MiniTrainDIT)
+        super().__init__(model_config, model_type, device=device, unet_model=unet_model)
         self.image_to_video = model_config.unet_config.get("in_channels") == MASKED_CHANNELS
 
     def conditioning_widths(self) -> dict[str, int]:
@@ -106,14 +109,31 @@ class CosmosPredict2Model(BaseModel):
         return 1.0 - resize.repeat_to_batch_size(mask.round(), noise.shape[0]).to(noise)
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
-        """Text tokens, not repeated to match others, what is to be made, and the rate."""
+        """Text tokens, not repeated to match others, and the rate."""
         made = super().extra_conds(**kwargs)
         if kwargs.get("cross_attn") is not None:
             made["c_crossattn"] = conds.CONDRegular(kwargs["cross_attn"])
+        made["fps"] = conds.CONDConstant(kwargs.get("frame_rate"))
+        return made
+
+
+class CosmosPredict2Model(CosmosModel):
+    """Given frames are at time 0."""
+
+    def __init__(
+        self,
+        model_config: ModelFamily,
+        model_type: ModelType | None = ModelType.FLOW_COSMOS,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(model_config, model_type, device, MiniTrainDIT)
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        """As the base, and what is to be made."""
+        made = super().extra_conds(**kwargs)
         mask = kwargs.get("concat_mask", kwargs.get("denoise_mask"))
         if mask is not None:
             made["denoise_mask"] = conds.CONDRegular(mask)
-        made["fps"] = conds.CONDConstant(kwargs.get("frame_rate"))
         return made
 
     def process_timestep(self, timestep: Tensor, **kwargs: Any) -> Tensor:

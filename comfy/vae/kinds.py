@@ -23,7 +23,7 @@ from comfy.vae.audio_kinds import detect_oobleck
 from comfy.vae.cascade_kinds import detect_stage_a, detect_stage_c
 from comfy.vae.spec import AutoencoderSpec
 from comfy.vae.taehv_kinds import detect_taehv
-from comfy.vae.video_kinds import detect_hunyuan_video, detect_ltxv
+from comfy.vae.video_kinds import detect_cosmos, detect_hunyuan_video, detect_ltxv
 from comfy.weights.fill import IncompleteWeightsError
 from comfy.weights.header_hints import read_hints
 from comfy.weights.state_dict import count_parts
@@ -313,6 +313,7 @@ AUTOENCODERS: dict[str, Detector] = {
     "hunyuan_video": detect_hunyuan_video,
     "hunyuan_image": packed_kinds.detect_hunyuan_image,
     "hunyuan_video15": packed_kinds.detect_hunyuan_video15,
+    "cosmos": detect_cosmos,
     "ltxv": detect_ltxv,
     "oobleck": detect_oobleck,
     "stage_a": detect_stage_a,

@@ -15,7 +15,6 @@ AUTOENCODERS: Marks = (
     (("blocks.2.blocks.3.stack.5.weight",), "Mochi, decoder alone"),
     (("layers.4.layers.1.attn_block.attn.qkv.weight",), "Mochi, encoder alone"),
     (("decoder.blocks.2.blocks.3.stack.5.weight",), "Mochi"),
-    (("decoder.unpatcher3d.wavelets",), "Cosmos 1"),
     (("vocoder.backbone.channel_layers.0.0.bias",), "ACE-Step"),
     (("vocoder.activation_post.downsample.lowpass.filter",), "MMAudio"),
     (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from comfy.ldm.autoencoder.layers import AutoencoderConfig
+from comfy.ldm.cosmos.vae import CausalContinuousVideoTokenizer, CosmosVAEConfig
 from comfy.ldm.hunyuan_video.vae import HALVINGS_OF_TIME, HunyuanVideoVAE
 from comfy.ldm.lightricks.vae.causal_video_autoencoder import (
     PATCH,
@@ -70,6 +72,55 @@ def video_memory(
     """Bytes for a video ``[B, C, T, H, W]`` of pixels or of cells, all frames at once."""
     pixels = shape[0] * shape[2] * time * shape[3] * shape[4] * cell**2
     return float(pixels * width * COPIES * dtype.itemsize)
+
+
+# The mark of the published file, which is no weight, and a weight that no other kind has.
+COSMOS_MARKS = ("decoder.unpatcher3d.wavelets", "decoder.conv_in.0.conv3d.weight")
+COSMOS_HALVINGS = 2  # by wavelets, which have no weights
+COSMOS_COPIES = 5  # of the widest layer's values that live at once, measured
+
+
+def detect_cosmos(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
+    """The autoencoder of Cosmos 1."""
+    del metadata
+    if not any(mark in weights for mark in COSMOS_MARKS):
+        return None
+
+    def widths(half: str, entrance: str, levels: str) -> tuple[int, ...]:
+        keys = [
+            f"{half}.{levels}.{n}.block.0.conv1.0.conv3d.weight"
+            for n in range(count_parts(weights, f"{half}.{levels}."))
+        ]
+        return tuple(weights[key].shape[0] for key in [f"{half}.{entrance}", *keys])
+
+    levels = range(count_parts(weights, "encoder.down."))
+    halved = [n for n in levels if f"encoder.down.{n}.downsample.conv3.conv3d.weight" in weights]
+    config = CosmosVAEConfig(
+        encoder=widths("encoder", "conv_in.0.conv3d.weight", "down"),
+        decoder=widths("decoder", "conv_in.0.conv3d.weight", "up"),
+        blocks=count_parts(weights, "encoder.down.0.block."),
+        halved=len(halved),
+        halvings=COSMOS_HALVINGS,
+        z_channels=weights["post_quant_conv.conv3d.weight"].shape[0],
+        image_channels=weights["decoder.conv_out.0.conv3d.weight"].shape[0] // 8**COSMOS_HALVINGS,
+    )
+    cell = config.ratio
+    widest = max(config.encoder) / 8**COSMOS_HALVINGS  # of a pixel
+    memory = functools.partial(video_memory, width=math.ceil(widest * COSMOS_COPIES / COPIES))
+    return AutoencoderSpec(
+        name="Cosmos 1",
+        build=functools.partial(CausalContinuousVideoTokenizer, config),
+        memory_encode=functools.partial(memory, cell=1, time=1),
+        memory_decode=functools.partial(memory, cell=cell, time=cell),
+        latent_channels=config.z_channels,
+        latent_dim=3,
+        output_channels=config.image_channels,
+        downscale_ratio=(lambda frames: max(0, (frames + cell - 1) // cell), cell, cell),
+        upscale_ratio=(lambda frames: max(0, frames * cell - (cell - 1)), cell, cell),
+        downscale_index_formula=(cell, cell, cell),
+        upscale_index_formula=(cell, cell, cell),
+        working_dtypes=(torch.bfloat16, torch.float32),
+    )
 
 
 LTXV_MARK = "decoder.up_blocks.0.res_blocks.0.conv1.conv.weight"

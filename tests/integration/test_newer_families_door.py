@@ -18,6 +18,7 @@ from tests.comfy.families import (
     test_auraflow,
     test_cascade,
     test_cosmos,
+    test_cosmos_video,
     test_hidream,
     test_hunyuan_dit,
     test_kandinsky5,
@@ -108,6 +109,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = prefixed(test_auraflow.network(), PREFIX)
     tensors |= prefixed(test_auraflow.text_encoder(), test_auraflow.ENCODER)
     write(tensors, models / "checkpoints" / "auraflow.safetensors")
+    test_cosmos_video.checkpoint(models / "checkpoints", 17)
     test_hunyuan_dit.checkpoint(models / "checkpoints")
     write(test_hidream.network(), models / "diffusion_models" / "hidream.safetensors")
     return models
@@ -174,6 +176,21 @@ def test_a_hunyuan_dit_checkpoint_makes_a_picture_of_two_texts(families: ServerP
     )
     picture = picture_of(families, prompt)
     assert picture.width == picture.height > 0
+
+
+def test_cosmos_goes_on_from_a_picture(families: ServerProcess) -> None:
+    loaders = {
+        "all": node("CheckpointLoaderSimple", ckpt_name="cosmos1.safetensors"),
+        "picture": node("EmptyImage", width=64, height=48, batch_size=1, color=0x3366AA),
+    }
+    latent = node(
+        "CosmosImageToVideoLatent", vae=["all", 2], width=64, height=48, length=9, batch_size=1,
+        start_image=["picture", 0],
+    )  # fmt: skip
+    entry = families.run(graph(loaders, ["all", 0], ["all", 1], ["all", 2], latent))
+    assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
+    assert len(entry["outputs"]["save"]["images"]) == 9
+    assert Image.open(io.BytesIO(families.picture(entry, "save"))).size == (64, 48)
 
 
 def test_stable_audio_makes_a_sound(families: ServerProcess) -> None:

@@ -1,1 +1,1 @@
-"""The network of Cosmos Predict 2."""
+"""The networks of Cosmos 1 and Cosmos Predict 2, and the autoencoder of Cosmos 1."""

@@ -79,7 +79,7 @@ NOT_IN_THE_RECORD = {
     "num_blocks", "mlp_ratio", "text_dim", "image_dim", "n_refiner_layers", "out_channels",
     "attention_head_dim", "num_attention_heads", "joint_attention_dim", "axes_dims_rope",
     "image_model", "num_heads", "patch_size", "in_channels", "text_states_dim",
-    "text_states_dim_t5", "text_len", "text_len_t5",
+    "text_states_dim_t5", "text_len", "text_len_t5", "crossattn_emb_channels",
 }  # fmt: skip
 
 
@@ -133,6 +133,9 @@ NOT_IN_THE_RECORD = {
         "Cosmos Predict2 2B T2I",
         "Cosmos Predict2 14B T2I",
         "Cosmos Predict2 2B I2V",
+        "Cosmos 1 7B T2V",
+        "Cosmos 1 7B I2V",
+        "Cosmos 1 14B T2V",
         "HunyuanDiT 1.1",
         "HunyuanDiT 1.2",
         "AuraFlow 0.1",
@@ -322,7 +325,8 @@ def test_a_flux_file_with_a_hole_is_refused_or_unknown(key: str, golden_folder: 
      "HunyuanImage 2.1", "HunyuanImage 2.1 distilled", "HunyuanImage 2.1 refiner",
      "HunyuanVideo 1.5", "HunyuanVideo 1.5 SR distilled", "LTXV 2B", "LTXV 13B",
      "PixArt alpha 1024", "PixArt sigma 1024", "Hunyuan3D 2", "Hunyuan3D 2 mini",
-     "HunyuanDiT 1.1", "HunyuanDiT 1.2"],
+     "HunyuanDiT 1.1", "HunyuanDiT 1.2", "Cosmos 1 7B T2V", "Cosmos 1 7B I2V",
+     "Cosmos 1 14B T2V"],
 )  # fmt: skip
 def test_a_full_size_network_has_exactly_the_recorded_weights(
     name: str, golden_folder: Path

@@ -15,6 +15,7 @@ from comfy import loading
 from comfy.devices import residency
 from comfy.ldm.audio.dit import AudioDiffusionTransformer
 from comfy.ldm.aura.mmdit import MMDiT
+from comfy.ldm.cosmos.model import GeneralDIT
 from comfy.ldm.cosmos.predict2 import MiniTrainDIT
 from comfy.ldm.hidream.model import HiDreamImageTransformer2DModel
 from comfy.ldm.hydit.models import HunYuanDiT
@@ -28,6 +29,7 @@ from tests.comfy.families import (
     test_auraflow,
     test_cascade,
     test_cosmos,
+    test_cosmos_video,
     test_hidream,
     test_hunyuan_dit,
     test_kandinsky5,
@@ -59,6 +61,9 @@ CASES = {
         AudioDiffusionTransformer, test_stable_audio.SIZES, (1, 64, 9), test_stable_audio.TEXT
     ),
     "cosmos": Case(MiniTrainDIT, test_cosmos.SIZES, test_cosmos.SHAPE, test_cosmos.TEXT),
+    "cosmos_video": Case(
+        GeneralDIT, test_cosmos_video.SIZES, test_cosmos_video.SHAPE, test_cosmos.TEXT
+    ),
     "kandinsky5": Case(
         Kandinsky5,
         test_kandinsky5.SIZES,
