@@ -8,6 +8,7 @@ from torch import Tensor
 from comfy import progress
 from comfy.devices import memory
 from comfy_api.latest import ComfyExtension, io
+from comfy_extras.images.advanced_saving import SaveImageAdvanced
 from comfy_extras.images.saving import SaveAnimatedPNG, SaveAnimatedWEBP, SaveSVGNode
 from comfy_extras.images.stitching import ImageStitch
 from comfy_nodes.image import resized
@@ -281,6 +282,7 @@ class ImagesExtension(ComfyExtension):
             SaveAnimatedWEBP,
             SaveAnimatedPNG,
             SaveSVGNode,
+            SaveImageAdvanced,
             ImageStitch,
             ResizeAndPadImage,
             GetImageSize,

@@ -94,6 +94,7 @@ OWN_NODES = {
     "JsonExtractString",
     "ResolutionSelector",
     "SaveAudioAdvanced",
+    "SaveImageAdvanced",
     "SaveText",
 }
 
