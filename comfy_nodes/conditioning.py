@@ -133,8 +133,8 @@ class ConditioningAverage:
             pooled = options.get("pooled_output", other_pooled)
             if pooled is not None and other_pooled is not None:
                 changed["pooled_output"] = _mix(pooled, other_pooled, conditioning_to_strength)
-            elif pooled is not None:
-                changed["pooled_output"] = pooled
+            elif other_pooled is not None:
+                changed["pooled_output"] = other_pooled
             fitted = _with_length(other, tensor.shape[1])
             mixed.append([_mix(tensor, fitted, conditioning_to_strength), changed])
         return (mixed,)

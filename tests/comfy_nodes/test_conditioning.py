@@ -65,6 +65,22 @@ def test_averaging_takes_zeros_where_the_other_text_is_shorter(conditioning: Any
     assert torch.equal(options["pooled_output"], torch.ones(1, 2))
 
 
+@pytest.mark.parametrize("mine", ["none", "missing", "there"])
+@pytest.mark.parametrize("others", ["none", "missing", "there"])
+def test_an_average_has_the_pooled_output_there_is(mine: str, others: str) -> None:
+    def entry(kind: str, value: float) -> list[list[Any]]:
+        pooled = {"none": {"pooled_output": None}, "missing": {}}
+        return [
+            [torch.zeros(1, 3, 2), pooled.get(kind, {"pooled_output": torch.full((1, 2), value)})]
+        ]
+
+    made = nodes.ConditioningAverage().addWeighted(entry(mine, 1.0), entry(others, 3.0), 0.75)
+    values = {(True, True): 1.5, (True, False): 1.0, (False, True): 3.0}
+    expected = values.get((mine == "there", others == "there"))
+    found = options_of(made).get("pooled_output")
+    assert found is None if expected is None else torch.equal(found, torch.full((1, 2), expected))
+
+
 @pytest.mark.parametrize("name", ["ConditioningAverage", "ConditioningConcat"])
 def test_an_empty_conditioning_is_named(conditioning: Any, name: str) -> None:
     node = nodes.NODE_CLASS_MAPPINGS[name]()
