@@ -20,7 +20,7 @@ from comfy import clip_vision, progress
 from comfy.devices import placement, precision
 from comfy.families import detection, unsupported
 from comfy.families.family import ModelFamily, strip_prefixes
-from comfy.families.text_sizes import text_model_configs
+from comfy.families.text_sizes import text_model_configs, token_lengths
 from comfy.lora_loading import load_lora_for_models  # noqa: F401 - all loading under one name
 from comfy.patching.dynamic import core_patcher_class
 from comfy.patching.patcher import ModelPatcher
@@ -188,7 +188,7 @@ def _checkpoint_clip(
     return CLIP(
         target,
         embedding_directory=embedding_directory,
-        tokenizer_data={**vocabulary_beside(weights, folders), **weights},
+        tokenizer_data={**vocabulary_beside(weights, folders), **token_lengths(sizes), **weights},
         parameters=state_dict.calculate_parameters(network),
         state_dict=network,
         model_options={**sizes, **settings},

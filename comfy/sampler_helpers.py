@@ -1,6 +1,7 @@
 """Preparation of runs, under the names custom nodes import."""
 # ruff: noqa: F401
 
+import comfy.utils  # packs reach the helpers through this module, too
 from comfy.public import write_through
 from comfy.sampling.conditioning import convert_cond
 from comfy.sampling.masks import prepare_mask

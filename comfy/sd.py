@@ -18,7 +18,7 @@ from comfy.public import write_through
 from comfy.saving import save_checkpoint
 from comfy.style_model import StyleModel, load_style_model
 from comfy.text_encoders.clip import CLIP
-from comfy.text_loading import load_clip, load_text_encoder_state_dicts
+from comfy.text_loading import load_clip, load_text_encoder_state_dicts, t5xxl_detect
 from comfy.vae.vae import VAE
 
 write_through(__name__)

@@ -2,7 +2,11 @@
 
 # ruff: noqa: F401
 from comfy.public import write_through
-from comfy.text_encoders.embeddings import expand_directory_list, load_embed
+from comfy.text_encoders.embeddings import (
+    expand_directory_list,
+    load_embed,
+    safe_load_embed_zip,
+)
 from comfy.text_encoders.encoder import (
     ClipTokenWeightEncoder,
     SD1ClipModel,

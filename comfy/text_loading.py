@@ -10,10 +10,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from comfy.families import openclip
-from comfy.families.text_sizes import llm_dtype, t5_dtype, text_model_configs
+from comfy.families.text_sizes import llm_dtype, t5_dtype, text_model_configs, token_lengths
 from comfy.families.text_targets import OLD_XXL, CLIPType, text_target
 from comfy.loading import (
     FOLDERS_OPTION,
@@ -135,7 +136,7 @@ def load_text_encoder_state_dicts(
     sizes = text_model_configs(whole, read_hints(metadata, "text_config"), told)
     options = dict(model_options or {})
     folders = options.pop(FOLDERS_OPTION, ())
-    data = {**own, **vocabulary_beside(whole, folders), **held}
+    data = {**own, **vocabulary_beside(whole, folders), **held, **token_lengths(sizes)}
     return CLIP(
         target,
         embedding_directory=embedding_directory,
@@ -144,6 +145,15 @@ def load_text_encoder_state_dicts(
         state_dict=whole,
         model_options={**sizes, **options},
     )
+
+
+def t5xxl_detect(clip_data: Sequence[Mapping[str, Tensor]]) -> dict[str, torch.dtype]:
+    """What makers of encoders are told of the T5 XXL among state dicts: ``dtype_t5``, if any."""
+    for part in clip_data:
+        dtype = t5_dtype(part) if detect_encoder(part) in ("t5xxl", OLD_XXL) else None
+        if dtype is not None:
+            return {"dtype_t5": dtype}
+    return {}
 
 
 def as_clip_keys(state_dict: StateDict) -> StateDict:

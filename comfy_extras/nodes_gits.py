@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from comfy.sampling.gits import gits_schedule
+from comfy.sampling.gits import NOISE_LEVELS, gits_schedule  # noqa: F401 - packs look here
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
 

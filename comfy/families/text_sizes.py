@@ -161,6 +161,17 @@ def _t5_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
     }
 
 
+def token_lengths(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Tokenizer data ``<encoder>_max_length``: a chunk of CLIP is as long as it has positions.
+
+    These are 77, and 248 in Long-CLIP (https://arxiv.org/abs/2403.15378).
+    """
+    found = ((name, configs.get(f"{name}_model_config")) for name in ("clip_l", "clip_g"))
+    return {
+        f"{name}_max_length": config["max_position_embeddings"] for name, config in found if config
+    }
+
+
 def _config(
     state_dict: Mapping[str, Tensor], prefix: str, hints: Mapping[str, int]
 ) -> dict[str, Any]:

@@ -17,6 +17,12 @@ from comfy.sampling.schedule_tables import tabled_schedule
 SHORTEST, LONGEST = 2, 20
 """Steps of the table's shortest and longest rows."""
 
+NOISE_LEVELS: dict[float, list[list[float]]] = {
+    coefficient: [[LEVELS[percent] for percent in (*row, 100)] for row in rows]
+    for coefficient, rows in ROWS.items()
+}
+"""Coefficient -> noise levels of 2, 3, ... 20 steps; custom nodes add rows of their own."""
+
 
 def gits_schedule(coefficient: float, steps: int, denoise: float = 1.0) -> Tensor:
     """Levels of the published table; past 20 steps its longest row is interpolated.
@@ -27,13 +33,12 @@ def gits_schedule(coefficient: float, steps: int, denoise: float = 1.0) -> Tenso
     Raises:
         ValueError: The table has no such coefficient, or begins at more steps.
     """
-    rows = ROWS.get(round(coefficient, 2))
+    rows = NOISE_LEVELS.get(round(coefficient, 2))
     if rows is None:
-        known = ", ".join(f"{number:.2f}" for number in ROWS)
+        known = ", ".join(f"{number:.2f}" for number in NOISE_LEVELS)
         raise ValueError(
             f"no GITS schedule was published for coeff {coefficient:g}; known: {known}"
         )
     if steps < SHORTEST:
         raise ValueError(f"a GITS schedule has {SHORTEST} steps at least, got {steps}")
-    percents = rows[min(steps, LONGEST) - SHORTEST]
-    return tabled_schedule([LEVELS[percent] for percent in (*percents, 100)], steps, denoise)
+    return tabled_schedule(rows[min(steps, LONGEST) - SHORTEST], steps, denoise)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from comfy.weights.state_dict import load_torch_file
 logger = logging.getLogger(__name__)
 
 EXTENSIONS = (".safetensors", ".pt", ".bin")
+ZIPPED_WIDTHS = (768, 1024)
 
 
 def expand_directory_list(directories: Iterable[str]) -> list[str]:
@@ -74,6 +76,30 @@ def _read(path: Path) -> Any:
     if path.suffix.lower() == ".safetensors":
         return load_torch_file(str(path))
     return torch.load(str(path), map_location="cpu", weights_only=True)
+
+
+def safe_load_embed_zip(embed_path: str) -> Tensor:
+    """Rows ``[rows, width]`` of the embedding in a zipped file of torch, whose pickle is not read.
+
+    Of its float32 tensors the last one counts that holds a row at least. Rows are 768 or 1024
+    values, whichever divides them, as those of Stable Diffusion 1 and 2 are.
+
+    Raises:
+        ValueError: The file holds no such tensor.
+    """
+    with zipfile.ZipFile(embed_path) as archive:
+        names = [name for name in archive.namelist() if "data/" in name]
+        for name in reversed(names):
+            data = archive.read(name)
+            values = len(data) // torch.float32.itemsize
+            width = next((width for width in ZIPPED_WIDTHS if values % width == 0), None)
+            if width is not None and values:
+                rows = torch.frombuffer(bytearray(data), dtype=torch.float32)
+                return rows.view(-1, width)
+    raise ValueError(
+        f"{embed_path} holds no embedding: expected a float32 tensor of rows of "
+        f"{' or '.join(map(str, ZIPPED_WIDTHS))} values"
+    )
 
 
 def _choose(contents: Any, path: Path, width: int, key: str | None) -> Tensor:

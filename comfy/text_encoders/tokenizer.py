@@ -59,6 +59,9 @@ class SDTokenizer:
         embedding_directory: Folder or folders of embeddings; None leaves `embedding:` plain text.
         embedding_key: Name of this encoder in embedding files.
         inv_vocab: Id -> word piece.
+
+    Entries ``<embedding_key>_max_length`` and ``..._min_length`` of the tokenizer data override
+    those of a kind of encoder: Long-CLIP has more positions than CLIP.
     """
 
     def __init__(
@@ -83,9 +86,11 @@ class SDTokenizer:
         tokenizer_data: Mapping[str, Any] | None = None,
         tokenizer_args: Mapping[str, Any] | None = None,
     ) -> None:
-        del tokenizer_data  # for subclasses, which read their own entries
         self.tokenizer = tokenizer_class.from_pretrained(tokenizer_path, **(tokenizer_args or {}))
-        self.max_length, self.min_length, self.min_padding = max_length, min_length, min_padding
+        told = tokenizer_data or {}
+        self.max_length = told.get(f"{embedding_key}_max_length", max_length)
+        self.min_length = told.get(f"{embedding_key}_min_length", min_length)
+        self.min_padding = min_padding
         self.pad_to_max_length, self.pad_left = pad_to_max_length, pad_left
         self.disable_weights = disable_weights
 
