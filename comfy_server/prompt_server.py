@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, ClassVar, cast
 
 from aiohttp import web
@@ -67,6 +67,7 @@ class PromptServer:
         client_id: Whose prompt runs; valid while one does.
         last_node_id: The node that runs, as shown in the graph.
         supports: Names of extras, tested for membership by packs.
+        listen_too: Binds another address while the server runs; gives its scheme and port.
     """
 
     instance: ClassVar[PromptServer]
@@ -103,6 +104,7 @@ class PromptServer:
         self.logs = logs or LogCapture()
         self.logs.listen(self._on_logs)
         self.metrics = Metrics(self)
+        self.listen_too: Callable[[str, int], Awaitable[tuple[str, int]]] | None = None
         self.app = build_application(self)
 
     # -- what packs use ------------------------------------------------------------------------
@@ -187,6 +189,33 @@ class PromptServer:
     def get_feature_flags(self) -> dict[str, Any]:
         """What the server offers, as `/features` answers."""
         return server_features(self.options)
+
+    async def start(
+        self,
+        address: str,
+        port: int,
+        verbose: bool = True,
+        call_on_start: Callable[[str, str, int], Any] | None = None,
+    ) -> None:
+        """Serves another address beside those of the options, as some packs do for TLS of theirs.
+
+        Args:
+            verbose: Whether the address is logged.
+            call_on_start: Called with scheme, address and port once it is served.
+        Raises:
+            RuntimeError: The server does not run yet: there is nothing to serve.
+            CannotListen: The address cannot be bound.
+        """
+        if self.listen_too is None:
+            raise RuntimeError(
+                f"cannot serve {address} port {port}: the server is not running yet; call start "
+                "from an on_startup callback or a route"
+            )
+        scheme, port = await self.listen_too(address, port)
+        if verbose:
+            logger.info("also serving %s://%s:%d", scheme, address, port)
+        if call_on_start is not None:
+            call_on_start(scheme, address, port)
 
     def add_routes(self) -> None:
         """Adds our routes and those of packs; called once, after all packs are loaded."""

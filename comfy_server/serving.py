@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -148,8 +148,8 @@ def _describe(listener: socket.socket, scheme: str) -> Listener:
     return Listener(address, port, f"{scheme}://{host}:{port}")
 
 
-def _warn_if_exposed(options: ServerOptions) -> None:
-    exposed = [address for address in options.listen if not is_loopback(address)]
+def _warn_if_exposed(addresses: Iterable[str], options: ServerOptions) -> None:
+    exposed = [address for address in addresses if not is_loopback(address)]
     if exposed and not options.auth:
         logger.warning(EXPOSED, ", ".join(exposed))
 
@@ -160,7 +160,7 @@ async def running(server: PromptServer) -> AsyncIterator[list[Listener]]:
     options = server.options
     tls = make_tls_context(options)
     sockets = _bind_all(options)
-    _warn_if_exposed(options)
+    _warn_if_exposed(options.listen, options)
     runner = web.AppRunner(
         server.app,
         access_log=None,
@@ -178,11 +178,21 @@ async def running(server: PromptServer) -> AsyncIterator[list[Listener]]:
     try:
         for bound in sockets:
             await web.SockSite(runner, bound, ssl_context=tls, backlog=BACKLOG).start()
-        listeners = [_describe(bound, "https" if tls else "http") for bound in sockets]
+        scheme = "https" if tls else "http"
+        listeners = [_describe(bound, scheme) for bound in sockets]
         server.address, server.port = listeners[0].address, listeners[0].port
+
+        async def listen_too(address: str, port: int) -> tuple[str, int]:
+            bound = bind(address, port)
+            _warn_if_exposed([address], options)
+            await web.SockSite(runner, bound, ssl_context=tls, backlog=BACKLOG).start()
+            return scheme, _describe(bound, scheme).port
+
+        server.listen_too = listen_too
         await object_info.make_ready(server.app)
         yield listeners
     finally:
+        server.listen_too = None
         watcher.cancel()
         await runner.cleanup()
 

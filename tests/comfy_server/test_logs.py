@@ -8,7 +8,9 @@ import logging
 import pytest
 from tqdm import tqdm
 
-from comfy_server import LogCapture
+from app.logger import get_logs
+from comfy_server import LogCapture, ServerOptions
+from tests.comfy_server.conftest import make_server
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,9 @@ def test_log_lines_between_the_steps_of_a_bar_stand_alone() -> None:
     lines = [line.rpartition("\r")[2] for line in terminal.getvalue().split("\n")]
     assert [line for line in lines if "request" in line] == [f"request {n}" for n in range(3)]
     assert "100%" in lines[-2]
+
+
+async def test_packs_read_the_last_lines(options: ServerOptions) -> None:
+    server = make_server(options)
+    server.logs.wrap(io.StringIO()).write("a line\n")
+    assert [entry["m"] for entry in get_logs()] == ["a line\n"]

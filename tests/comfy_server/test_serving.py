@@ -40,6 +40,27 @@ async def test_several_addresses_share_a_port(options: ServerOptions) -> None:
             assert (await session.get(f"{listener.url}/features")).status == 200
 
 
+async def test_a_pack_has_another_address_served(
+    options: ServerOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server(options)
+    server.add_routes()
+    with pytest.raises(RuntimeError, match="not running yet"):
+        await server.start("127.0.0.1", 0)
+    told: list[tuple[str, str, int]] = []
+    async with running(server) as listeners, ClientSession() as session:
+        with caplog.at_level(logging.INFO):
+            await server.start("127.0.0.1", 0, call_on_start=lambda *args: told.append(args))
+        [(scheme, address, port)] = told
+        assert port != listeners[0].port
+        assert f"also serving http://127.0.0.1:{port}" in caplog.text
+        assert (await session.get(f"{scheme}://{address}:{port}/features")).status == 200
+        with pytest.raises(CannotListen, match=str(port)):
+            await server.start("127.0.0.1", port)
+    with pytest.raises(OSError, match="refused"), socket.create_connection((address, port)):
+        pass
+
+
 async def test_an_address_the_machine_lacks_is_skipped_beside_one_it_has(
     options: ServerOptions, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,1 @@
+"""What packs import from the package `app`."""
