@@ -133,7 +133,7 @@ class CosmosPredict2Model(CosmosModel):
         made = super().extra_conds(**kwargs)
         mask = kwargs.get("concat_mask", kwargs.get("denoise_mask"))
         if mask is not None:
-            made["denoise_mask"] = conds.CONDRegular(mask)
+            made["denoise_mask"] = conds.CONDCells(mask)
         return made
 
     def process_timestep(self, timestep: Tensor, **kwargs: Any) -> Tensor:

@@ -92,6 +92,8 @@ def test_given_frames_stay_as_they_are_and_change_the_others(tmp_path: Path) -> 
     model, clip = found.model, found.clip
     given = sampled(model, clip, SHAPE, mask, fill=0.5)
     torch.testing.assert_close(given[:, :, 0], torch.full_like(given[:, :, 0], 0.5))
+    in_part = sampled(model, clip, SHAPE, mask, fill=0.5, area=(2, *SHAPE[3:], 0, 0, 0))
+    torch.testing.assert_close(in_part[:, :, 0], given[:, :, 0])
     free = sampled(model, clip, SHAPE, fill=0.5)
     assert not torch.allclose(given[:, :, 1:], free[:, :, 1:])
     concat = model.model.concat_cond(noise=torch.zeros(SHAPE), denoise_mask=mask)
