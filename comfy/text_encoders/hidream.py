@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from comfy.devices import placement
-from comfy.ldm.llm.model import DecoderLLM
-from comfy.text_encoders.encoder import Chunk, SDClipModel
+from comfy.text_encoders.encoder import Chunk
 from comfy.text_encoders.hunyuan_video import CONFIG, START, LlamaPieces
 from comfy.text_encoders.hunyuan_video import NAME as LLAMA
+from comfy.text_encoders.language_model import LanguageModel
 from comfy.text_encoders.sd3 import G_WIDTH, L_WIDTH, WIDTH
 from comfy.text_encoders.sdxl import SDXLClipG, SDXLClipGTokenizer
 from comfy.text_encoders.several import (
@@ -88,24 +88,13 @@ class HiDreamTokenizer(SeveralTokenizers):
             self.llama = LlamaTokenizer(embedding_directory, own_vocabulary(data, LLAMA))
 
 
-class LlamaStates(SDClipModel):
+class LlamaStates(LanguageModel):
     """Llama 3.1 8B: the states of every layer."""
 
-    def __init__(
-        self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
-    ) -> None:
-        super().__init__(
-            device=device,
-            layer="all",
-            textmodel_json_config=CONFIG,
-            dtype=dtype,
-            special_tokens={"start": START, "pad": PAD},
-            layer_norm_hidden_state=False,
-            model_class=DecoderLLM,
-            enable_attention_masks=True,
-            return_attention_masks=True,
-            model_options={**(model_options or {}), "model_name": LLAMA},
-        )
+    encoder_name = LLAMA
+    sizes = CONFIG
+    reads = ("all", None)
+    ids: ClassVar[dict[str, int]] = {"start": START, "pad": PAD}
 
 
 class HiDreamTEModel(SeveralEncoders):

@@ -13,8 +13,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from comfy.ldm.llm.model import DecoderLLM
-from comfy.text_encoders.encoder import Chunk, SDClipModel
+from comfy.text_encoders.encoder import Chunk
+from comfy.text_encoders.language_model import LanguageModel
 from comfy.text_encoders.pieces import read_pieces
 from comfy.text_encoders.several import (
     SeveralEncoders,
@@ -165,25 +165,13 @@ def _put_pictures(chunks: list[list[tuple[Any, ...]]], rows: Tensor, interleave:
                 chunk[place] = ({"type": "embedding", "data": left.pop(), **told}, *facts)
 
 
-class LlamaModel(SDClipModel):
+class LlamaModel(LanguageModel):
     """Llama 3 8B: the states of its last layer but two."""
 
-    def __init__(
-        self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
-    ) -> None:
-        super().__init__(
-            device=device,
-            layer="hidden",
-            layer_idx=HIDDEN_LAYER,
-            textmodel_json_config=CONFIG,
-            dtype=dtype,
-            special_tokens={"start": START, "pad": PAD},
-            layer_norm_hidden_state=False,
-            model_class=DecoderLLM,
-            enable_attention_masks=True,
-            return_attention_masks=True,
-            model_options={**(model_options or {}), "model_name": NAME},
-        )
+    encoder_name = NAME
+    sizes = CONFIG
+    reads = ("hidden", HIDDEN_LAYER)
+    ids: ClassVar[dict[str, int]] = {"start": START, "pad": PAD}
 
 
 class HunyuanVideoClipModel(SeveralEncoders):

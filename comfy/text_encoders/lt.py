@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from comfy import ops
 from comfy.devices import placement
 from comfy.ldm.lightricks.connectors import Connectors, ConnectorsConfig
-from comfy.ldm.llm.model import DecoderLLM
-from comfy.text_encoders.encoder import Chunk, SDClipModel
+from comfy.text_encoders.encoder import Chunk
+from comfy.text_encoders.language_model import LanguageModel
 from comfy.text_encoders.lumina2 import GEMMA3_CONFIG, PAD, START, GemmaTokenizer
 from comfy.text_encoders.tokenizer import SD1Tokenizer
 
@@ -68,24 +68,13 @@ class LTXAVGemmaTokenizer(SD1Tokenizer):
         )
 
 
-class Gemma3_12BModel(SDClipModel):
+class Gemma3_12BModel(LanguageModel):
     """Gemma 3 12B: the states of its tokens, and those behind each layer."""
 
-    def __init__(
-        self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
-    ) -> None:
-        super().__init__(
-            device=device,
-            layer="all",
-            textmodel_json_config=CONFIG,
-            dtype=dtype,
-            special_tokens={"start": START, "pad": PAD},
-            layer_norm_hidden_state=False,
-            model_class=DecoderLLM,
-            enable_attention_masks=True,
-            return_attention_masks=True,
-            model_options={**(model_options or {}), "model_name": GEMMA3_12B},
-        )
+    encoder_name = GEMMA3_12B
+    sizes = CONFIG
+    reads = ("all", None)
+    ids: ClassVar[dict[str, int]] = {"start": START, "pad": PAD}
 
 
 class HeldConnectors(nn.Module):

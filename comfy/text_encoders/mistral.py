@@ -6,13 +6,14 @@ The text is put into a conversation; the conditioning is what three layers say o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from comfy.ldm.llm.model import DecoderLLM, Intermediate
-from comfy.text_encoders.encoder import Chunk, SD1ClipModel, SDClipModel, keeping
+from comfy.text_encoders.encoder import Chunk, keeping
+from comfy.text_encoders.language_model import LanguageModel, LanguageModelAlone
 from comfy.text_encoders.t5_pieces import DATA_ENTRY
 from comfy.text_encoders.tekken import EMBEDDED, PAD, START, TekkenPieces
 from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
@@ -121,24 +122,14 @@ class ThreeLayers(DecoderLLM):
         return super().forward(*given, final_layer_norm_intermediate, dtype, embeds_info)
 
 
-class Mistral3Model(SDClipModel):
+class Mistral3Model(LanguageModel):
     """Mistral Small 3 24B."""
 
-    def __init__(
-        self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
-    ) -> None:
-        super().__init__(
-            device=device,
-            layer="all",
-            textmodel_json_config=CONFIG,
-            dtype=dtype,
-            special_tokens={"start": START, "pad": PAD},
-            layer_norm_hidden_state=False,
-            model_class=ThreeLayers,
-            enable_attention_masks=True,
-            return_attention_masks=True,
-            model_options={**(model_options or {}), "model_name": NAME},
-        )
+    encoder_name = NAME
+    sizes = CONFIG
+    network = ThreeLayers
+    reads = ("all", None)
+    ids: ClassVar[dict[str, int]] = {"start": START, "pad": PAD}
 
     def encode(self, tokens: list[list[Any]]) -> tuple[Any, ...]:
         """States of the layers side by side ``[B, L, 3 * D]``."""
@@ -146,13 +137,10 @@ class Mistral3Model(SDClipModel):
         return states.movedim(1, 2).flatten(2), pooled, extra
 
 
-class Flux2TEModel(SD1ClipModel):
+class Flux2TEModel(LanguageModelAlone):
     """The encoder under its name."""
 
-    def __init__(self, device: Any = "cpu", dtype: Any = None, model_options: Any = None) -> None:
-        super().__init__(
-            device, dtype, model_options, clip_name=NAME, clip_model=Mistral3Model, name=NAME
-        )
+    encoder = Mistral3Model
 
     def encode_token_weights(
         self, token_weight_pairs: Mapping[str, Sequence[Chunk]]

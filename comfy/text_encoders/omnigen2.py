@@ -7,13 +7,13 @@ Source: https://github.com/VectorSpaceLab/OmniGen2.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from comfy.ldm.llm.model import DecoderLLM
-from comfy.text_encoders.encoder import SD1ClipModel, SDClipModel, keeping
+from comfy.text_encoders.encoder import keeping
+from comfy.text_encoders.language_model import LanguageModel, LanguageModelAlone
 from comfy.text_encoders.qwen import PAD, QwenTokenizer
 from comfy.text_encoders.tokenizer import SD1Tokenizer
 
@@ -61,33 +61,18 @@ class Omnigen2Tokenizer(SD1Tokenizer):
         return super().tokenize_with_weights(whole, return_word_ids, **kwargs)
 
 
-class Qwen25_3BModel(SDClipModel):
+class Qwen25_3BModel(LanguageModel):
     """Qwen 2.5 3B: its last states, and where they are of text."""
 
-    def __init__(
-        self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
-    ) -> None:
-        super().__init__(
-            device=device,
-            layer="last",
-            textmodel_json_config=CONFIG,
-            dtype=dtype,
-            special_tokens={"pad": PAD},
-            layer_norm_hidden_state=False,
-            model_class=DecoderLLM,
-            enable_attention_masks=True,
-            return_attention_masks=True,
-            model_options={**(model_options or {}), "model_name": NAME},
-        )
+    encoder_name = NAME
+    sizes = CONFIG
+    ids: ClassVar[dict[str, int]] = {"pad": PAD}
 
 
-class Omnigen2TEModel(SD1ClipModel):
+class Omnigen2TEModel(LanguageModelAlone):
     """The encoder under its name."""
 
-    def __init__(self, device: Any = "cpu", dtype: Any = None, model_options: Any = None) -> None:
-        super().__init__(
-            device, dtype, model_options, clip_name=NAME, clip_model=Qwen25_3BModel, name=NAME
-        )
+    encoder = Qwen25_3BModel
 
 
 def omnigen2_clip(dtype_llm: torch.dtype | None = None) -> Callable[..., nn.Module]:

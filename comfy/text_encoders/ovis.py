@@ -5,13 +5,13 @@ those of padding zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from comfy.ldm.llm.model import DecoderLLM
-from comfy.text_encoders.encoder import Chunk, SD1ClipModel, SDClipModel, keeping
+from comfy.text_encoders.encoder import Chunk, keeping
+from comfy.text_encoders.language_model import LanguageModel, LanguageModelAlone
 from comfy.text_encoders.qwen import PAD, QwenTokenizer
 from comfy.text_encoders.tokenizer import SD1Tokenizer
 
@@ -61,32 +61,20 @@ class OvisTokenizer(SD1Tokenizer):
         return super().tokenize_with_weights(whole, return_word_ids, **kwargs)
 
 
-class Ovis25_2BModel(SDClipModel):
+class Ovis25_2BModel(LanguageModel):
     """Qwen 3 2B: its last states, zero where the text is over."""
 
-    def __init__(
-        self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
-    ) -> None:
-        super().__init__(
-            device=device,
-            textmodel_json_config=CONFIG,
-            dtype=dtype,
-            special_tokens={"pad": PAD},
-            layer_norm_hidden_state=False,
-            model_class=DecoderLLM,
-            enable_attention_masks=True,
-            zero_out_masked=True,
-            model_options={**(model_options or {}), "model_name": NAME},
-        )
+    encoder_name = NAME
+    sizes = CONFIG
+    ids: ClassVar[dict[str, int]] = {"pad": PAD}
+    tells_mask = False
+    zeroes_padding = True
 
 
-class OvisTEModel(SD1ClipModel):
+class OvisTEModel(LanguageModelAlone):
     """The encoder under its name."""
 
-    def __init__(self, device: Any = "cpu", dtype: Any = None, model_options: Any = None) -> None:
-        super().__init__(
-            device, dtype, model_options, clip_name=NAME, clip_model=Ovis25_2BModel, name=NAME
-        )
+    encoder = Ovis25_2BModel
 
     def encode_token_weights(
         self, token_weight_pairs: Mapping[str, Sequence[Chunk]]

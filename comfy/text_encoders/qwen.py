@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from comfy import progress
-from comfy.ldm.llm.model import DecoderLLM
 from comfy.ldm.llm.qwen_vl import IMAGE, QwenVL
-from comfy.text_encoders.encoder import Chunk, SD1ClipModel, SDClipModel, keeping
+from comfy.text_encoders.encoder import Chunk, SD1ClipModel, keeping
+from comfy.text_encoders.language_model import LanguageModel, LanguageModelAlone
 from comfy.text_encoders.pieces import read_pieces
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, package_folders
 from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
@@ -239,54 +239,27 @@ class ZImageTokenizer(TemplateTokenizer):
         )
 
 
-class Qwen25Model(SDClipModel):
+class Qwen25Model(LanguageModel):
     """Qwen 2.5 VL 7B: its last states."""
 
-    def __init__(
-        self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
-    ) -> None:
-        super().__init__(
-            device=device,
-            layer="last",
-            textmodel_json_config=QWEN25_CONFIG,
-            dtype=dtype,
-            special_tokens={"pad": PAD},
-            layer_norm_hidden_state=False,
-            model_class=QwenVL,
-            enable_attention_masks=True,
-            return_attention_masks=True,
-            model_options={**(model_options or {}), "model_name": QWEN25_7B},
-        )
+    encoder_name = QWEN25_7B
+    sizes = QWEN25_CONFIG
+    network = QwenVL
+    ids: ClassVar[dict[str, int]] = {"pad": PAD}
 
 
-class Qwen3Model(SDClipModel):
+class Qwen3Model(LanguageModel):
     """Qwen 3 4B: the states of its last layer but one."""
 
-    def __init__(
-        self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **_: Any
-    ) -> None:
-        super().__init__(
-            device=device,
-            layer="hidden",
-            layer_idx=-2,
-            dtype=dtype,
-            special_tokens={"pad": PAD},
-            layer_norm_hidden_state=False,
-            model_class=DecoderLLM,
-            enable_attention_masks=True,
-            return_attention_masks=True,
-            model_options={**(model_options or {}), "model_name": QWEN3_4B},
-        )
+    encoder_name = QWEN3_4B
+    reads = ("hidden", -2)
+    ids: ClassVar[dict[str, int]] = {"pad": PAD}
 
 
-class QwenImageTEModel(SD1ClipModel):
+class QwenImageTEModel(LanguageModelAlone):
     """Qwen-Image's: the states from the person's words on."""
 
-    def __init__(self, device: Any = "cpu", dtype: Any = None, model_options: Any = None) -> None:
-        super().__init__(
-            device, dtype, model_options, clip_name=QWEN25_7B, clip_model=Qwen25Model,
-            name=QWEN25_7B,
-        )  # fmt: skip
+    encoder = Qwen25Model
 
     def encode_token_weights(
         self, token_weight_pairs: Mapping[str, Sequence[Chunk]]
@@ -299,13 +272,10 @@ class QwenImageTEModel(SD1ClipModel):
         return states, told[1], extra
 
 
-class ZImageTEModel(SD1ClipModel):
+class ZImageTEModel(LanguageModelAlone):
     """Z-Image's."""
 
-    def __init__(self, device: Any = "cpu", dtype: Any = None, model_options: Any = None) -> None:
-        super().__init__(
-            device, dtype, model_options, clip_name=QWEN3_4B, clip_model=Qwen3Model, name=QWEN3_4B
-        )
+    encoder = Qwen3Model
 
 
 def from_words_on(told: tuple[Any, ...], chunks: Sequence[Chunk]) -> tuple[Tensor, dict[str, Any]]:
