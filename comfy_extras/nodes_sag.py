@@ -13,7 +13,9 @@ from torch import Tensor
 
 from comfy.nn import attention
 from comfy.nn.attention.shapes import merge_heads, split_heads
+from comfy.patching.options import create_model_options_clone
 from comfy.sampling import batching
+from comfy.sampling.step_cache import FURTHER
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
 from comfy_extras.guidance import Facts
@@ -111,12 +113,14 @@ class SelfAttentionGuidance(io.ComfyNode):
                 recorder.scores = None
                 return guided
             degraded = create_blur_map(uncond, scores, blur_sigma)
+            options = create_model_options_clone(facts["model_options"])
+            options.setdefault("transformer_options", {})[FURTHER] = "SelfAttentionGuidance"
             (estimate,) = batching.calc_cond_batch(
                 facts["model"],
                 [facts["uncond"]],
                 degraded + facts["input"] - uncond,
                 facts["sigma"],
-                facts["model_options"],
+                options,
             )
             recorder.scores = None  # they are large, and of another level at the next step
             return guided + (degraded - estimate) * scale

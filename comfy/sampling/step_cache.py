@@ -181,6 +181,25 @@ class CachedRun:
             self.cache.reset()
 
 
+FURTHER = "further_estimate"
+"""Transformer option: what a further estimate is for that is made of the entry of another one, from
+another input. Those with other blocks replaced are told apart by that."""
+
+
+def _keys_of(options: dict[str, Any]) -> list[Hashable]:
+    """What the parts of a call are for: an entry, the blocks that are replaced, a window."""
+    replaced = frozenset(
+        (table, place)
+        for table, places in (options.get("patches_replace") or {}).items()
+        for place in places
+    )
+    facts: tuple[Hashable, ...] = (options.get(FURTHER), replaced)
+    window = options.get("context_window")
+    if window is not None:
+        facts = (*facts, window.dim, tuple(window.index_list))
+    return [(key, *facts) for key in options.get("uuids") or ()]
+
+
 class CachedNetwork:
     """Wrapper of kind "diffusion_model": predicts the network's output for each entry."""
 
@@ -189,12 +208,9 @@ class CachedNetwork:
 
     def __call__(self, executor: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         options = kwargs.get("transformer_options") or _options_among(args)
-        keys, sigmas = options.get("uuids"), options.get("sigmas")
+        keys, sigmas = _keys_of(options), options.get("sigmas")
         if not keys or sigmas is None or not torch.is_tensor(x):
             return executor(x, *args, **kwargs)
-        window = options.get("context_window")
-        if window is not None:  # each window has differences of its own
-            keys = [(key, window.dim, tuple(window.index_list)) for key in keys]
         if self.cache.skips(x, float(sigmas[0]), keys):
             return self.cache.predict(x, keys)
         output = executor(x, *args, **kwargs)

@@ -11,6 +11,7 @@ from torch import Tensor
 from comfy.sampling import batching, noise, run
 from comfy.sampling.context_windows import IndexListContextWindow
 from comfy.sampling.step_cache import CachedNetwork, StepCache
+from comfy_extras import nodes_pag, nodes_sag, nodes_slg
 from comfy_extras.nodes_easycache import EasyCache, LazyCache
 from tests.comfy.sampling.support import (
     NEGATIVE,
@@ -158,6 +159,38 @@ def test_each_window_has_differences_of_its_own() -> None:
             computed_at = torch.full((1, 1, 2, 4), 5.0 - 1 + 20 * place)
             torch.testing.assert_close(made, x + (network(computed_at) - computed_at))
     assert len(calls) == 4 + 4  # two steps of two windows, and those for the comparison
+
+
+FURTHER = {
+    "PAG": lambda m: nodes_pag.PerturbedAttentionGuidance.execute(m, 2.0)[0],
+    "SAG": lambda m: nodes_sag.SelfAttentionGuidance.execute(m, 0.5, 2.0)[0],
+    "SLG": lambda m: nodes_slg.SkipLayerGuidanceDiT.execute(m, 2.0, 0.0, 1.0, "7")[0],
+}
+
+
+@pytest.mark.parametrize("name", FURTHER)
+@torch.inference_mode()
+def test_a_further_estimate_of_an_entry_does_not_stand_in_for_the_first(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: dict[float, list[Any]] = {}
+    decide = StepCache.skips
+
+    def noting(cache: StepCache, x: Tensor, sigma: float, keys: Any) -> bool:
+        kinds.setdefault(sigma, []).extend(keys)
+        return decide(cache, x, sigma, keys)
+
+    monkeypatch.setattr(StepCache, "skips", noting)
+    view = EasyCache.execute(FURTHER[name](patcher(UNetBase())), 0.3, 0.0, 1.0, False)[0]
+    latent = torch.zeros(1, 4, 16, 24)
+    run.sample(
+        view, noise.prepare_noise(latent, 1), 3, 3.0, "euler", "karras", text(1), text(2),
+        latent, disable_pbar=True, seed=1,
+    )  # fmt: skip
+    first, *others = kinds.values()
+    assert len(first) == len(set(first)) == 3
+    # SAG knows nothing to blur where the network was not called.
+    assert all(set(first[:2]) <= set(other) <= set(first) for other in others)
 
 
 def test_a_network_whose_output_has_another_shape_is_always_called() -> None:
