@@ -13,7 +13,7 @@ from torch import Tensor
 
 from comfy.devices import placement
 from comfy.text_encoders.encoder import Chunk
-from comfy.text_encoders.hunyuan_video import CONFIG, START, LlamaPieces
+from comfy.text_encoders.hunyuan_video import CONFIG, START, LlamaTokenizer
 from comfy.text_encoders.hunyuan_video import NAME as LLAMA
 from comfy.text_encoders.language_model import LanguageModel
 from comfy.text_encoders.sd3 import G_WIDTH, L_WIDTH, WIDTH
@@ -26,7 +26,6 @@ from comfy.text_encoders.several import (
 )
 from comfy.text_encoders.t5_encoder import T5XXLModel, T5XXLTokenizer
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, pieces_source
-from comfy.text_encoders.tokenizer import UNLIMITED, SDTokenizer
 
 PARTS = ("clip_l", "clip_g", "t5xxl", LLAMA)
 LENGTH = 128  # tokens of T5 and, at least, of Llama
@@ -39,27 +38,11 @@ def own_vocabulary(data: Mapping[str, Any], encoder: str) -> dict[str, Any]:
     return {**data, DATA_ENTRY: data.get(f"{encoder}_vocabulary") or data.get(DATA_ENTRY)}
 
 
-class LlamaTokenizer(SDTokenizer):
-    """Llama's tokens in one chunk of any length and at least 128."""
+class Llama31Tokenizer(LlamaTokenizer):
+    """Llama 3.1's tokens, padded with another one and to fewer."""
 
-    def __init__(
-        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(
-            (tokenizer_data or {}).get(DATA_ENTRY),
-            max_length=UNLIMITED,
-            pad_with_end=False,
-            embedding_directory=embedding_directory,
-            embedding_size=4096,
-            embedding_key=LLAMA,
-            tokenizer_class=LlamaPieces,
-            has_end_token=False,
-            pad_to_max_length=False,
-            min_length=LENGTH,
-            start_token=START,
-            pad_token=PAD,
-            tokenizer_data=tokenizer_data,
-        )
+    fewest = LENGTH
+    pad = PAD
 
 
 class HiDreamTokenizer(SeveralTokenizers):
@@ -85,7 +68,7 @@ class HiDreamTokenizer(SeveralTokenizers):
             self.t5xxl = T5XXLTokenizer(embedding_directory, own, LENGTH, LENGTH)
         self.llama = None
         if has_llama:
-            self.llama = LlamaTokenizer(embedding_directory, own_vocabulary(data, LLAMA))
+            self.llama = Llama31Tokenizer(embedding_directory, own_vocabulary(data, LLAMA))
 
 
 class LlamaStates(LanguageModel):

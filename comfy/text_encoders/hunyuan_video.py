@@ -93,7 +93,10 @@ def find_llama_pieces(folders: Iterable[str]) -> str | None:
 
 
 class LlamaTokenizer(SDTokenizer):
-    """Llama's tokens in one chunk of any length and at least 256."""
+    """Llama's tokens in one chunk of any length, and of a least one."""
+
+    fewest: ClassVar[int] = MIN_LENGTH
+    pad: ClassVar[int] = PAD
 
     def __init__(
         self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
@@ -108,9 +111,9 @@ class LlamaTokenizer(SDTokenizer):
             tokenizer_class=LlamaPieces,
             has_end_token=False,
             pad_to_max_length=False,
-            min_length=MIN_LENGTH,
+            min_length=self.fewest,
             start_token=START,
-            pad_token=PAD,
+            pad_token=self.pad,
             tokenizer_data=tokenizer_data,
         )
 
