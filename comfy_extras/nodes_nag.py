@@ -7,6 +7,7 @@ Source: Chen et al. 2025, https://arxiv.org/abs/2505.21179, section 3.
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from comfy import progress
 from comfy.nn.patches import CROSS_OUTPUT
-from comfy.patching.wrappers import CallbacksMP
-from comfy.sampling.batching import TOGETHER
+from comfy.patching.wrappers import CallbacksMP, WrappersMP
+from comfy.sampling.batching import NEGATIVE_FIRST, TOGETHER
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
 
@@ -45,14 +46,16 @@ def normalized(
 class AttentionGuidance:
     """Patches of attention outputs with the settings of a node.
 
-    The paper has one picture that looks at either text. In a call for both texts it is there twice,
-    and both get the led result, so that it is the same picture in the next layer too. Texts that
-    cannot share a call (of very different lengths) have pictures of their own: the negative's call
-    comes first and its results are kept, in order, until the positive's at the same noise level.
+    The paper has one picture that looks at either text. Where the negative text has no estimate to
+    make (at a scale of 1), both parts of a call get the led result, so that they show one picture
+    in the next layer too. Else, and where texts of very different lengths cannot share a call, each
+    has a picture of its own. Results of a negative's call are kept, in order, until the positive's
+    at the same noise level.
     """
 
     def __init__(self, scale: float, alpha: float, tau: float) -> None:
         self.settings = (scale, alpha, tau)
+        self.one_picture = False
         self._warned = False
         self._call: Any = None  # the list that names the parts of the call in progress
         self._place = 0  # of the next attention in it
@@ -62,6 +65,20 @@ class AttentionGuidance:
     def forget(self, *_: Any) -> None:
         """Let go of what a run left."""
         self._call, self._kept, self._kept_sigma = None, [], None
+
+    def estimate(
+        self,
+        executor: Any,
+        x: Tensor,
+        timestep: Tensor,
+        model_options: dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Wrapper of kind "predict_noise": learns whether the negative's estimate is of use."""
+        self.one_picture = math.isclose(getattr(executor.class_obj, "cfg", 1.0), 1.0)
+        options = {**model_options, NEGATIVE_FIRST: True, TOGETHER: self.one_picture}
+        return executor(x, timestep, options, *args, **kwargs)
 
     def cross(self, out: Tensor, extra_options: dict[str, Any]) -> Tensor:
         """Output of a cross-attention; the batch holds one part for each conditioning entry."""
@@ -77,7 +94,7 @@ class AttentionGuidance:
         for place, which in enumerate(order):
             if which == POSITIVE:
                 parts[place] = normalized(parts[place], negative.to(out), *self.settings)
-        if NEGATIVE in order:
+        if self.one_picture and NEGATIVE in order:
             parts[order.index(NEGATIVE)] = parts[order.index(POSITIVE)]
         return torch.cat(parts)
 
@@ -156,7 +173,7 @@ class NAGuidance(io.ComfyNode):
         if read is None or CROSS_OUTPUT in read:
             view.set_model_attn2_output_patch(guidance.cross)
         view.model_options["disable_cfg1_optimization"] = True
-        view.model_options[TOGETHER] = True
+        view.add_wrapper(WrappersMP.PREDICT_NOISE, guidance.estimate)
         view.add_callback(CallbacksMP.ON_CLEANUP, guidance.forget)
         return io.NodeOutput(view)
 

@@ -27,9 +27,9 @@ from comfy.sampling.jobs import Job, cut
 MEMORY_MARGIN = 1.5
 # Cells times channels from which on it is asked whether the machine could hold a call at all.
 LARGE_LATENT = 2**20
-# Model option: patches compare the lists, so a call takes an entry of each that can share it,
-# whatever memory there is; where they cannot, the call of the negative comes before the positive's.
-TOGETHER = "lists_together"
+# Model options for patches that compare the lists. Where they have calls of their own, the
+# negative's comes first; a call takes an entry of each that can share it, whatever memory there is.
+NEGATIVE_FIRST, TOGETHER = "negative_first", "lists_together"
 # Starting value of the total weight: cells that no entry covers come out as 0, not as NaN.
 NO_WEIGHT = 1e-37
 
@@ -43,15 +43,19 @@ def _shapes_of(jobs: Sequence[tuple[Job, int]]) -> dict[str, list[list[int]]]:
 
 
 def _choose_batch(
-    model: Any, jobs: Sequence[tuple[Job, int]], device: Any, together: bool = False
+    model: Any,
+    jobs: Sequence[tuple[Job, int]],
+    device: Any,
+    last_first: bool = False,
+    together: bool = False,
 ) -> list[int]:
     """Indices of the jobs of the next call, newest first: as many as fit into memory.
 
     Args:
-        together: Begin with the jobs that fit the newest one in place of the oldest, and take one
-            of each list at least.
+        last_first: Begin with the jobs that fit the newest one in place of the oldest.
+        together: Take one of each list at least.
     """
-    first = jobs[-1 if together else 0][0]
+    first = jobs[-1 if last_first else 0][0]
     if first.input_x.numel() > LARGE_LATENT:
         _require_capacity(model, first, device)
     alike = [i for i in range(len(jobs)) if job_functions.can_concat_cond(jobs[i][0], first)][::-1]
@@ -249,11 +253,11 @@ def _calc_cond_batch(
     hooked = any("hooks" in entry for entries in conds for entry in entries or ())
     shown = getattr(patcher, "current_hooks", None)
     hooked = hooked or (shown is not None and shown is not getattr(patcher, "forced_hooks", None))
-    together = bool(model_options.get(TOGETHER, False))
+    order = [bool(model_options.get(name, False)) for name in (NEGATIVE_FIRST, TOGETHER)]
     for hooks, jobs in by_hooks.items():
         hook_options = patcher.apply_hooks(hooks=hooks) if hooked else {}
         while jobs:
-            chosen = _choose_batch(model, jobs, x_in.device, together)
+            chosen = _choose_batch(model, jobs, x_in.device, *order)
             batch = [jobs.pop(index) for index in chosen]
             call = partial(_call_model, model, batch, timestep, model_options, hook_options)
             outputs = call() if patcher is None else residency.run_or_make_room(patcher, call)

@@ -1,0 +1,139 @@
+"""Normalised attention guidance: its formula, its one picture, and the calls it needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from comfy.devices import memory
+from comfy.sampling import noise, run, samplers
+from comfy_extras import nodes_nag
+from tests.comfy.sampling.support import patcher
+from tests.comfy_extras.test_model_patches import LATENT, UNetBase, patched, sample, text
+
+
+@pytest.fixture(scope="module")
+def base() -> UNetBase:
+    return UNetBase()
+
+
+@pytest.fixture
+def model(base: UNetBase) -> Any:
+    base.calls.clear()
+    return patcher(base)
+
+
+def test_nag_leads_the_positive_away_from_the_negative(model: Any) -> None:
+    plain = sample(model, cfg=1.0)
+    model.model.calls.clear()
+    same = sample(patched(nodes_nag.NAGuidance, model, 1.0, 0.5, 1.5), cfg=1.0)
+    assert model.model.calls[0]["cond_or_uncond"] == [1, 0]
+    torch.testing.assert_close(same, plain, rtol=1e-4, atol=1e-4)
+    led = sample(patched(nodes_nag.NAGuidance, model, 5.0, 0.5, 1.5), cfg=1.0)
+    assert not torch.allclose(led, plain, atol=1e-2)
+
+
+def nag_of_a_token(z: Tensor, away: Tensor) -> Tensor:
+    """Chen et al. 2025, equations 7 to 10, with a scale of 4, a share of 0.3 and a bound of 1.5."""
+    far = z + 3.0 * (z - away)
+    ratio = far.abs().sum() / z.abs().sum()
+    return 0.3 * far * min(ratio, 1.5) / ratio + 0.7 * z
+
+
+def test_nag_follows_its_paper() -> None:
+    """Each token alone; and one picture looks at either text, in every layer."""
+    generator = torch.Generator().manual_seed(2)
+    picture = torch.randn(5, 8, generator=generator, dtype=torch.float64)
+    texts = torch.randn(2, 7, 8, generator=generator, dtype=torch.float64)
+    guidance = nodes_nag.AttentionGuidance(4.0, 0.3, 1.5)
+    guidance.one_picture = True
+    negative, positive = texts
+    both, one, told = picture.repeat(2, 1, 1), picture, {"cond_or_uncond": [1, 0]}
+    for _ in range(3):
+
+        def look(at: Tensor, text: Tensor) -> Tensor:
+            return (at @ text.transpose(-1, -2)).softmax(-1) @ text
+
+        both = both + guidance.cross(look(both, texts), told)
+        seen, away = look(one, positive), look(one, negative)
+        one = one + torch.stack([nag_of_a_token(*pair) for pair in zip(seen, away)])
+        torch.testing.assert_close(both, one.expand_as(both), rtol=1e-12, atol=1e-12)
+
+
+def test_nag_leads_the_tokens_of_the_picture_only_and_says_when_it_cannot(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    guidance = nodes_nag.AttentionGuidance(4.0, 0.3, 1.5)
+    out = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(1))
+    both = {"cond_or_uncond": [1, 0]}
+    made = guidance.joint(out, {**both, "img_slice": [2, 6]})
+    assert torch.equal(made[:, :2], out[:, :2])
+    assert not torch.equal(made[1, 2:], out[1, 2:])
+    assert torch.equal(made[0], out[0])
+    guidance.one_picture = True
+    one = guidance.joint(out, {**both, "img_slice": [2, 6]})
+    assert torch.equal(one[0, 2:], made[1, 2:])
+    assert torch.equal(one[1], made[1])
+    assert guidance.joint(out, both) is out
+    assert guidance.cross(out, {"cond_or_uncond": [0]}) is out
+    assert "no effect" in caplog.text
+
+
+@pytest.mark.parametrize(("length", "calls"), [(7, [[1, 0], [1, 0]]), (50, [[1], [0], [1], [0]])])
+def test_nag_has_both_texts_in_a_call_however_little_memory_there_is(
+    model: Any, monkeypatch: pytest.MonkeyPatch, length: int, calls: list[list[int]]
+) -> None:
+    """But for texts of too different lengths to be joined."""
+    negative = torch.randn(1, 7, 32, generator=torch.Generator().manual_seed(2))
+    negative = negative.repeat(1, -(-length // 7), 1)[:, :length]
+
+    def run_with(view: Any) -> Tensor:
+        return run.sample_custom(
+            view, noise.prepare_noise(LATENT, 3), 1.0, samplers.ksampler("euler"),
+            torch.tensor([8.0, 1.0, 0.0]), text(1), [[negative, {}]], LATENT, disable_pbar=True,
+            seed=3,
+        )  # fmt: skip
+
+    view = patched(nodes_nag.NAGuidance, model, 5.0, 0.5, 1.5)
+    plain = run_with(model)
+    together = run_with(view)
+    monkeypatch.setattr(memory, "recent_free_memory", lambda *a: 0.0)
+    model.model.calls.clear()
+    scarce = run_with(view)
+    assert [call["cond_or_uncond"] for call in model.model.calls] == calls
+    assert torch.equal(scarce, together)
+    assert not torch.allclose(scarce, plain, atol=1e-2)
+
+
+def test_the_negative_text_of_nag_still_makes_an_estimate_where_that_counts(model: Any) -> None:
+    seen: list[float] = []
+    view = patched(nodes_nag.NAGuidance, model, 5.0, 0.5, 1.5)
+
+    def note(facts: dict[str, Any]) -> Tensor:
+        seen.append(float((facts["cond_denoised"] - facts["uncond_denoised"]).abs().max()))
+        return facts["denoised"]  # type: ignore[no-any-return]
+
+    view.set_model_sampler_post_cfg_function(note)
+    sample(view, cfg=3.0)
+    assert min(seen) > 1e-3
+    seen.clear()
+    sample(view, cfg=1.0)
+    assert max(seen) < 1e-4
+
+
+def test_nag_keeps_nothing_after_a_run_and_nothing_of_another_level() -> None:
+    guidance = nodes_nag.AttentionGuidance(4.0, 0.3, 1.5)
+    out = torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(1))
+
+    def told(order: list[int], sigma: float) -> dict[str, Any]:
+        return {"cond_or_uncond": order, "sigmas": torch.tensor([sigma])}
+
+    guidance.cross(-out, told([1], 2.0))
+    assert not torch.equal(guidance.cross(out, told([0], 2.0)), out)
+    assert guidance.cross(out, told([0], 1.0)) is out
+    guidance.cross(-out, told([1], 2.0))
+    guidance.forget()
+    assert guidance.cross(out, told([0], 2.0)) is out
