@@ -18,7 +18,7 @@ from torch import Tensor
 from comfy.devices import casting
 from comfy.ops.encoded import PLAIN_TYPE, PLAIN_TYPES, Parts
 
-CPU_NUMBERS = 1 << 17
+CPU_NUMBERS = 1 << 18
 """Numbers decoded at once on the CPU: what is made on the way stays in its cache."""
 
 DEVICE_NUMBERS = 1 << 22
