@@ -65,7 +65,13 @@ def mxfp8(weight: Tensor, parts: Parts) -> BlockCode:
 
 
 def _e4m3(blocks: Tensor) -> Tensor:
-    return blocks.view(torch.float8_e4m3fn).float()
+    return looked_up(blocks, _e4m3_values())  # a processor has no instruction for them
+
+
+@functools.cache
+def _e4m3_values() -> tuple[float, ...]:
+    every = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    return tuple(every.view(torch.float8_e4m3fn).float().tolist())
 
 
 def _mxfp8_scales(parts: Parts, shape: torch.Size) -> Tensor:
