@@ -27,6 +27,15 @@ def tokens_of(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
 
 
+def tokens_of_patches(x: Tensor) -> Tensor:
+    """Embedded patches ``[B, D, ...]`` as tokens ``[B, L, D]``, the channels of each side by side.
+
+    Convolutions over frames leave positions innermost. A transformer would keep that order from
+    layer to layer, since sums follow it, and every norm would copy its input.
+    """
+    return x.flatten(2).transpose(1, 2).contiguous()
+
+
 def features_of(tokens: Tensor, height: int, width: int) -> Tensor:
     """Tokens ``[B, H * W, C]`` as features ``[B, C, H, W]`` with channels innermost."""
     return tokens.unflatten(1, (height, width)).permute(0, 3, 1, 2)

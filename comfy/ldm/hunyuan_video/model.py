@@ -27,6 +27,7 @@ from comfy.ldm.flux.model import replaceable
 from comfy.ldm.hunyuan_video.inputs import ByT5Mapper, VisionProjection
 from comfy.ldm.hunyuan_video.token_refiner import TokenRefiner
 from comfy.nn import patches
+from comfy.nn.layout import tokens_of_patches
 from comfy.nn.residuals import add_at
 from comfy.nn.wrappers import run_wrapped
 
@@ -49,7 +50,7 @@ class PatchEmbed(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x).flatten(2).transpose(1, 2)
+        return tokens_of_patches(self.proj(x))
 
 
 class HunyuanVideo(nn.Module):

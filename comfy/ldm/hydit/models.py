@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size
 from comfy.nn import attention, patches
+from comfy.nn.layout import tokens_of_patches
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
 
@@ -360,7 +361,7 @@ class HunYuanDiT(nn.Module):
         patch = self.patch_size
         x = pad_to_patch_size(x, (patch, patch))
         rows, columns = (side // patch for side in x.shape[-2:])
-        tokens = self.x_embedder["proj"](x).flatten(2).transpose(1, 2)
+        tokens = tokens_of_patches(self.x_embedder["proj"](x))
         waves = timestep_embedding(t, WAVES).to(tokens.dtype)
         told = self._told(encoder_hidden_states_t5, image_meta_size, style, tokens)
         vec = self.t_embedder["mlp"](waves) + self.extra_embedder(told)
@@ -394,9 +395,7 @@ class HunYuanDiT(nn.Module):
             told.append(self.style_embedder(style, out_dtype=like.dtype))
         return torch.cat(told, dim=1)
 
-    def _text(
-        self, bert: tuple[Tensor, Tensor | None], t5: tuple[Tensor, Tensor | None]
-    ) -> Tensor:
+    def _text(self, bert: tuple[Tensor, Tensor | None], t5: tuple[Tensor, Tensor | None]) -> Tensor:
         """Both texts ``[B, L, D]``, what was learned for it in the place of padding, of which
         only as many of the last tokens are searched as training had.
         """
@@ -422,7 +421,8 @@ class HunYuanDiT(nn.Module):
     ) -> Tensor:
         table = (options.get("patches_replace") or {}).get("dit") or {}
         options["total_blocks"], options["block_type"] = len(self.blocks), "double"
-        half, skips, residuals = len(self.blocks) // 2, [], list(control)
+        half, residuals = len(self.blocks) // 2, list(control)
+        skips: list[Tensor] = []
         for number, block in enumerate(self.blocks):
             options["block_index"] = number
             skip = skips.pop() if number > half else None

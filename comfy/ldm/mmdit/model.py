@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
 from comfy.nn import attention, patches
+from comfy.nn.layout import tokens_of_patches
 from comfy.nn.residuals import check_residual
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
@@ -232,7 +233,7 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = pad_to_patch_size(x, self.patch_size)
-        return self.proj(x).flatten(2).transpose(1, 2)
+        return tokens_of_patches(self.proj(x))
 
 
 class FinalLayer(nn.Module):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size
 from comfy.nn import attention, patches
+from comfy.nn.layout import tokens_of_patches
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
 
@@ -266,7 +267,7 @@ class PixArtMS(nn.Module):
         patch = self.patch_size
         whole = pad_to_patch_size(x, (patch, patch))
         rows, columns = (size // patch for size in whole.shape[-2:])
-        tokens = self.x_embedder["proj"](whole).flatten(2).transpose(1, 2)
+        tokens = tokens_of_patches(self.x_embedder["proj"](whole))
         tokens = tokens + self._positions(rows, columns, height, width, tokens)
         time = self.t_embedder(timesteps, tokens.dtype)
         if self.micro_conditioning:

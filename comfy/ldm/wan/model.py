@@ -29,6 +29,7 @@ from comfy.ldm.wan.layers import (  # noqa: F401 - packs look here for the layer
     WanT2VCrossAttention,
 )
 from comfy.nn import patches
+from comfy.nn.layout import tokens_of_patches
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
 
@@ -232,7 +233,7 @@ class WanModel(nn.Module):
         before = 0
         reference = kwargs.get("reference_latent")
         if self.ref_conv is not None and reference is not None:
-            seen = self.ref_conv(reference).flatten(2).transpose(1, 2)
+            seen = tokens_of_patches(self.ref_conv(reference))
             seen = seen.expand(tokens.shape[0], -1, -1)
             tokens, before = torch.cat([seen, tokens], dim=1), seen.shape[1]
         context = self._context(context, clip_fea)
@@ -246,7 +247,7 @@ class WanModel(nn.Module):
         rays = given.get("camera_conditions")
         if self.control_adapter is not None and rays is not None:
             patches = patches + self.control_adapter(rays).to(patches)
-        return patches.shape[2:], patches.flatten(2).transpose(1, 2)
+        return patches.shape[2:], tokens_of_patches(patches)
 
     def _time(self, t: Tensor, like: Tensor) -> Tensor:
         """Embedding ``[B, F, D]`` of a time for each of F stretches."""
@@ -371,7 +372,7 @@ class VaceWanModel(WanModel):
 
     def _control_tokens(self, video: Tensor) -> Tensor:
         padded = pad_to_patch_size(video, self.patch_size)
-        return self.vace_patch_embedding(padded).flatten(2).transpose(1, 2)
+        return tokens_of_patches(self.vace_patch_embedding(padded))
 
 
 def _each(video: Tensor) -> str:

@@ -21,6 +21,7 @@ from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
 from comfy.ldm.wan.model import WanModel
 from comfy.nn import attention
+from comfy.nn.layout import tokens_of_patches
 
 BETWEEN = 5  # blocks from one look at the face to the next
 PICTURES_AT_ONCE = 8  # that the motion encoder reads
@@ -290,7 +291,7 @@ class AnimateWanModel(WanModel):
         led = led[:, :, : grid[0] - 1]
         missing = grid[0] - 1 - led.shape[2]
         led = functional.pad(led, (0, 0, 0, 0, 1, missing))
-        return grid, tokens + led.flatten(2).transpose(1, 2)
+        return grid, tokens + tokens_of_patches(led)
 
     def motion(self, pictures: Tensor, frames: int) -> Tensor:
         """Tokens ``[B, frames, m, dim]`` of pictures of a face ``[B, 3, T, side, side]``: none for

@@ -21,6 +21,7 @@ from comfy.ldm.wan.layers import WanAttentionBlock
 from comfy.ldm.wan.model import WanModel
 from comfy.ldm.wan.model_animate import CausalConv1d, activated
 from comfy.ldm.wan.model_humo import AudioAttention
+from comfy.nn.layout import tokens_of_patches
 
 LISTENING = (0, 4, 8, 12, 16, 20, 24, 27, 30, 33, 36, 39)  # blocks after which sound is heard
 NORM_EPS = 1e-5  # of the norm before attention to sound
@@ -142,7 +143,7 @@ class FramePacker(nn.Module):
         end = total
         for count, conv in zip(FRAMES_AT_SCALE.values(), self.children()):
             patches = conv(latent[:, :, end - count : end])
-            tokens.append(patches.flatten(2).transpose(1, 2))
+            tokens.append(tokens_of_patches(patches))
             axes = [_spread(end - count - total, count, patches.shape[2])]
             axes += [_spread(0, size, n) for size, n in zip(sides, patches.shape[3:])]
             places.append(axes)
@@ -259,7 +260,7 @@ class S2VWanModel(WanModel):
                 f"control_video: expected {_size(x)}, as the latent has, found {_size(led)}; give "
                 "the latent of the node that gave the conditioning"
             )
-        return grid, tokens + self.cond_encoder(led).flatten(2).transpose(1, 2)
+        return grid, tokens + tokens_of_patches(self.cond_encoder(led))
 
     def forward_orig(
         self,
@@ -311,7 +312,7 @@ class S2VWanModel(WanModel):
             time = max(REFERENCE_TIME, grid[0] + AWAY)
             axes = [torch.arange(size) for size in shown.shape[2:]]
             places = [[axes[0] + time, *axes[1:]]]
-            found.append((shown.flatten(2).transpose(1, 2), REFERENCE, places))
+            found.append((tokens_of_patches(shown), REFERENCE, places))
         if reference_motion is not None:
             patches, places = self.frame_packer(reference_motion)
             found.append((patches, MOTION, places))

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from comfy.ldm.audio.dit import AudioDiffusionTransformer
 from comfy.ldm.aura.mmdit import MMDiT
@@ -201,3 +203,32 @@ def test_a_skipped_block_is_one_that_gives_back_what_it_got(
     skipped = small(options_of("dit", lambda args, extra: args))
     assert skipped.isfinite().all()
     assert not torch.allclose(skipped, plain, rtol=1e-3, atol=1e-3)
+
+
+class Norms(TorchFunctionMode):
+    """Counts norms over the last axis, and those whose tokens do not lie so."""
+
+    functions = (functional.layer_norm, functional.rms_norm)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.apart = 0, 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function in self.functions:
+            self.count += 1
+            self.apart += args[0].stride(-1) != 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@torch.inference_mode()
+def test_norms_find_the_channels_of_a_token_side_by_side(network: str, golden_folder: Path) -> None:
+    """Else each of them copies its input first, and sums walk through memory in steps."""
+    small = Small(golden_folder, network)
+    with Norms() as norms:
+        small()
+    assert norms.count
+    assert not norms.apart
