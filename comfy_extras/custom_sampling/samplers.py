@@ -213,8 +213,8 @@ class SamplerER_SDE(io.ComfyNode):
 
     @classmethod
     def execute(cls, solver_type: str, max_stage: int, eta: float, s_noise: float) -> io.NodeOutput:
-        if solver_type == "ODE":
-            eta, s_noise = 0.0, 0.0
+        if solver_type == "ODE" or (solver_type != "ER-SDE" and eta == 0):  # what noise is left
+            eta, s_noise = 0.0, 0.0  # would be that of rounding
         scaler = er_sde.default_noise_scaler
         if solver_type != "ER-SDE":  # the reverse-time SDE, deterministic at eta 0
 

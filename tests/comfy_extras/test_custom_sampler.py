@@ -21,7 +21,7 @@ from tests.comfy.sampling.support import (
 
 KINDS = ("eps_sd15", "sd3_shift3")
 SECOND = [0.3, 0.3, -0.4, 0.1]
-WITHIN = 2e-4  # of the final latent; the step size of the adaptive solver amplifies more
+WITHIN = 2.5e-5  # of the final latent; the step size of the adaptive solver amplifies more
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_the_adaptive_sampler(kind: str, model: Any, recorded: dict[str, Tensor]
     output = run(model, guider=cfg_guider(model), sampler=sampler, kind=kind, recorded=recorded)
     name = "order3/rtol0.05/atol0.0078/h0.05/p0.0/i1.0/d0.0/safety0.81/eta0.5/s_noise0.9"
     expected = recorded[f"{kind}/SamplerDPMAdaptative/{name}/final"]
-    torch.testing.assert_close(output[0]["samples"], expected, rtol=0, atol=2e-2)
+    torch.testing.assert_close(output[0]["samples"], expected, rtol=0, atol=8e-4)
 
 
 def cfg_guider(model: Any) -> Any:

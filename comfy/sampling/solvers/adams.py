@@ -6,7 +6,6 @@ they keep.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -149,17 +148,25 @@ def _variable_step_shares(ahead: float, back: Sequence[float]) -> list[float]:
     return shares
 
 
-def _deis_time(levels: np.ndarray) -> tuple[np.ndarray, float, float]:
-    """Variance-preserving times of levels, and the slope and start of their beta."""
-    high, low = math.log(DEIS_SIGMA_MAX**2 + 1), math.log(DEIS_SIGMA_MIN**2 + 1)
+def _deis_time(levels: Tensor) -> tuple[np.ndarray, float, float]:
+    """Variance-preserving times of levels, and the slope and start of their beta.
+
+    In the precision of the levels, as pictures were made: the square of a low level is lost beside
+    one, and so are digits of its time. Only where nothing is left to tell two times apart, or one
+    from zero, they are taken in double precision.
+    """
+
+    def variance(sigma: Any) -> Tensor:
+        return torch.log(torch.as_tensor(sigma, dtype=levels.dtype) ** 2 + 1)
+
+    high, low = variance(DEIS_SIGMA_MAX), variance(DEIS_SIGMA_MIN)
     beta_slope = 2 * (low / DEIS_TIME_START - high) / (DEIS_TIME_START - 1)
     beta_min = high - 0.5 * beta_slope
-    variance = np.log(levels**2 + 1)
-    return (
-        (np.sqrt(beta_min**2 + 2 * beta_slope * variance) - beta_min) / beta_slope,
-        beta_slope,
-        beta_min,
-    )
+    times = ((beta_min**2 + 2 * beta_slope * variance(levels)).sqrt() - beta_min) / beta_slope
+    told_apart = bool(times.diff().abs().gt(0).all() and times[levels > 0].gt(0).all())
+    if not told_apart and levels.dtype != torch.float64:
+        return _deis_time(levels.double())
+    return times.double().numpy(), float(beta_slope), float(beta_min)
 
 
 @torch.no_grad()
@@ -180,7 +187,7 @@ def sample_deis(
     if deis_mode != "tab":
         raise ValueError(f"unknown deis_mode {deis_mode!r}; known: tab")
     run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
-    times, beta_slope, beta_min = _deis_time(np.asarray(run.levels))
+    times, beta_slope, beta_min = _deis_time(run.sigmas.cpu())
 
     # Places between two times, and their powers: an integral over a polynomial is a sum of moments.
     places = np.linspace(0.0, 1.0, DEIS_POINTS)

@@ -2,6 +2,10 @@
 
 Time is ``t = -log sigma``. Within a step the noise direction eps is expanded around its start; one,
 two or three evaluations give first, second or third order.
+
+Times are reckoned in single precision, operation by operation, as pictures were made: an adaptive
+run chooses its next step by the error of the last, and its first rounded digit decides where the
+run has come to ten steps later.
 Source: Lu et al. 2022, https://arxiv.org/abs/2206.00927, algorithms 1 and 2, section 3.3, appendix
 C.
 """
@@ -72,21 +76,22 @@ class DPMSolver:
         self, x: Tensor, t: Any, t_next: Any, eps_cache: EpsCache | None = None
     ) -> tuple[Tensor, EpsCache]:
         """First-order step."""
-        h = float(t_next - t)
+        t, t_next = _time(t), _time(t_next)
         eps, cache = self.eps(eps_cache or {}, "eps", x, t)
-        return x - eps * (float(self.sigma(t_next)) * math.expm1(h)), cache
+        return x - self.sigma(t_next) * (t_next - t).expm1() * eps, cache
 
     def dpm_solver_2_step(
         self, x: Tensor, t: Any, t_next: Any, r1: float = 0.5, eps_cache: EpsCache | None = None
     ) -> tuple[Tensor, EpsCache]:
         """Second-order step with an evaluation at the fraction r1."""
-        h, sigma_next = float(t_next - t), float(self.sigma(t_next))
+        t, t_next = _time(t), _time(t_next)
+        h, sigma_next = t_next - t, self.sigma(t_next)
         eps, cache = self.eps(eps_cache or {}, "eps", x, t)
         s1 = t + r1 * h
-        u1 = x - eps * (float(self.sigma(s1)) * math.expm1(r1 * h))
+        u1 = x - self.sigma(s1) * (r1 * h).expm1() * eps
         eps_r1, cache = self.eps(cache, "eps_r1", u1, s1)
-        gain = sigma_next * math.expm1(h)
-        return x - eps * gain - (eps_r1 - eps) * (gain / (2 * r1)), cache
+        bend = sigma_next / (2 * r1) * h.expm1()
+        return x - sigma_next * h.expm1() * eps - bend * (eps_r1 - eps), cache
 
     def dpm_solver_3_step(
         self,
@@ -98,30 +103,33 @@ class DPMSolver:
         eps_cache: EpsCache | None = None,
     ) -> tuple[Tensor, EpsCache]:
         """Third-order step with evaluations at the fractions r1 and r2."""
-        h, sigma_next = float(t_next - t), float(self.sigma(t_next))
+        t, t_next = _time(t), _time(t_next)
+        h, sigma_next = t_next - t, self.sigma(t_next)
         eps, cache = self.eps(eps_cache or {}, "eps", x, t)
         s1, s2 = t + r1 * h, t + r2 * h
-        sigma1, sigma2 = float(self.sigma(s1)), float(self.sigma(s2))
-        u1 = x - eps * (sigma1 * math.expm1(r1 * h))
+        u1 = x - self.sigma(s1) * (r1 * h).expm1() * eps
         eps_r1, cache = self.eps(cache, "eps_r1", u1, s1)
-        bend = math.expm1(r2 * h) / (r2 * h) - 1
-        u2 = x - eps * (sigma2 * math.expm1(r2 * h)) - (eps_r1 - eps) * (sigma2 * r2 / r1 * bend)
+        growth = (r2 * h).expm1()
+        bend = self.sigma(s2) * (r2 / r1) * (growth / (r2 * h) - 1)
+        u2 = x - self.sigma(s2) * growth * eps - bend * (eps_r1 - eps)
         eps_r2, cache = self.eps(cache, "eps_r2", u2, s2)
-        bend = math.expm1(h) / h - 1
-        x = x - eps * (sigma_next * math.expm1(h)) - (eps_r2 - eps) * (sigma_next / r2 * bend)
-        return x, cache
+        growth = h.expm1()
+        bend = sigma_next / r2 * (growth / h - 1)
+        return x - sigma_next * growth * eps - bend * (eps_r2 - eps), cache
 
     def _info(self, **facts: Any) -> None:
         if self.info_callback is not None:
             self.info_callback(facts)
 
-    def _towards(self, t: float, t_next: float, t_limit: float, eta: float) -> tuple[float, float]:
+    def _towards(
+        self, t: Tensor, t_next: Tensor, t_limit: Tensor, eta: float
+    ) -> tuple[Tensor, Tensor | None]:
         """(time of the deterministic part, deviation of the fresh noise) of a step."""
         if not eta:
-            return t_next, 0.0
-        down, _ = split_ancestral(self.sigma(t), self.sigma(t_next), eta)
-        time = min(t_limit, self.t(down)) if down > 0 else t_limit
-        return time, math.sqrt(max(self.sigma(t_next) ** 2 - self.sigma(time) ** 2, 0.0))
+            return t_next, None
+        down, _ = split_ancestral(float(self.sigma(t)), float(self.sigma(t_next)), eta)
+        time = torch.minimum(t_limit, self.t(torch.tensor(down)))
+        return time, (self.sigma(t_next) ** 2 - self.sigma(time) ** 2).clamp(min=0).sqrt()
 
     def dpm_solver_fast(
         self,
@@ -135,29 +143,25 @@ class DPMSolver:
     ) -> Tensor:
         """Steps of equal length whose orders add up to `nfe` evaluations."""
         noise_sampler = noise_sampler or default_noise_sampler(x, self.extra_args.get("seed"))
-        t_start, t_end = float(t_start), float(t_end)
+        t_start, t_end = _time(t_start), _time(t_end)
         if eta and t_end < t_start:
             raise ValueError("eta must be 0 for sampling from low to high noise")
         count = nfe // 3 + 1
         tail = [2, 1] if nfe % 3 == 0 else [nfe % 3]
         orders = [3] * (count - len(tail)) + tail
-        times = torch.linspace(t_start, t_end, count + 1).tolist()
+        times = torch.linspace(float(t_start), float(t_end), count + 1)
         for i, order in enumerate(orders):
             t, t_next = times[i], times[i + 1]
             t_down, sigma_up = self._towards(t, t_next, t_end, eta)
             eps, cache = self.eps({}, "eps", x, t)
             self._info(x=x, i=i, t=t, t_up=t, denoised=x - eps * self.sigma(t), total=len(orders))
             x, _ = self._step(order, x, t, t_down, cache)
-            if sigma_up > 0:
-                noise = noise_sampler(self._level(t), self._level(t_next))
-                x = x + noise * (sigma_up * s_noise)
+            if sigma_up is not None:
+                x = x + sigma_up * s_noise * noise_sampler(self.sigma(t), self.sigma(t_next))
         return x
 
-    def _level(self, t: float) -> Tensor:
-        return torch.tensor(self.sigma(t))
-
     def _step(
-        self, order: int, x: Tensor, t: float, t_next: float, cache: EpsCache
+        self, order: int, x: Tensor, t: Tensor, t_next: Tensor, cache: EpsCache
     ) -> tuple[Tensor, EpsCache]:
         if order == 1:
             return self.dpm_solver_1_step(x, t, t_next, eps_cache=cache)
@@ -190,8 +194,8 @@ class DPMSolver:
         if order not in (2, 3):
             raise ValueError(f"order must be 2 or 3, got {order}")
         noise_sampler = noise_sampler or default_noise_sampler(x, self.extra_args.get("seed"))
-        t_start, t_end = float(t_start), float(t_end)
-        forward = t_end > t_start
+        t_start, t_end = _time(t_start), _time(t_end)
+        forward = bool(t_end > t_start)
         if eta and t_end < t_start:
             raise ValueError("eta must be 0 for sampling from low to high noise")
         control = PIDStepSizeController(
@@ -201,9 +205,9 @@ class DPMSolver:
         counts = {"steps": 0, "nfe": 0, "n_accept": 0, "n_reject": 0}
         t, x_prev = t_start, x
         while (t < t_end - 1e-5) if forward else (t > t_end + 1e-5):
-            t_next = min(t_end, t + control.h) if forward else max(t_end, t + control.h)
+            t_next = (torch.minimum if forward else torch.maximum)(t_end, t + control.h)
             if t_next == t or control.is_stuck:
-                raise ValueError(control.complaint(self.sigma(t), rtol, atol))
+                raise ValueError(control.complaint(float(self.sigma(t)), rtol, atol))
             t_down, sigma_up = self._towards(t, t_next, t_end, eta)
             x_low, x_high, denoised = self._pair(order, x, t, t_down)
             delta = torch.clamp(torch.maximum(x_low.abs(), x_prev.abs()) * rtol, min=atol)
@@ -211,9 +215,8 @@ class DPMSolver:
             accepted = control.propose_step(float(error))
             if accepted:
                 x_prev, x = x_low, x_high
-                if sigma_up > 0:
-                    noise = noise_sampler(self._level(t), self._level(t_next))
-                    x = x + noise * (sigma_up * s_noise)
+                if sigma_up is not None:
+                    x = x + sigma_up * s_noise * noise_sampler(self.sigma(t), self.sigma(t_next))
                 t = t_next
             counts["n_accept" if accepted else "n_reject"] += 1
             counts["nfe"] += order
@@ -225,7 +228,7 @@ class DPMSolver:
         return x, counts
 
     def _pair(
-        self, order: int, x: Tensor, t: float, t_next: float
+        self, order: int, x: Tensor, t: Tensor, t_next: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Steps of order - 1 and order from shared evaluations, and the estimate at t."""
         eps, cache = self.eps({}, "eps", x, t)
@@ -239,13 +242,18 @@ class DPMSolver:
         return low, high, denoised
 
 
+def _time(t: Any) -> Tensor:
+    """A time as a 0-dimensional tensor on the CPU; numbers take single precision."""
+    return t.cpu() if torch.is_tensor(t) else torch.tensor(t, dtype=torch.float32)
+
+
 def _reporter(
     solver: DPMSolver, callback: StepCallback | None
 ) -> Callable[[dict[str, Any]], None] | None:
     if callback is None:
         return None
     return lambda info: callback(
-        {"sigma": solver._level(info["t"]), "sigma_hat": solver._level(info["t_up"]), **info}
+        {"sigma": solver.sigma(info["t"]), "sigma_hat": solver.sigma(info["t_up"]), **info}
     )
 
 
@@ -289,7 +297,7 @@ def sample_dpm_fast(
         raise ValueError(f"levels must be above 0, got {sigma_min} and {sigma_max}")
     solver = DPMSolver(model, extra_args)
     solver.info_callback = _reporter(solver, callback)
-    start, end = solver.t(float(sigma_max)), solver.t(float(sigma_min))
+    start, end = (solver.t(torch.tensor(float(level))) for level in (sigma_max, sigma_min))
     return solver.dpm_solver_fast(x, start, end, n, eta, s_noise, noise_sampler)
 
 
@@ -320,9 +328,10 @@ def sample_dpm_adaptive(
         raise ValueError(f"levels must be above 0, got {sigma_min} and {sigma_max}")
     solver = DPMSolver(model, extra_args)
     solver.info_callback = _reporter(solver, callback)
+    start, end = (solver.t(torch.tensor(float(level))) for level in (sigma_max, sigma_min))
     x, info = solver.dpm_solver_adaptive(
-        x, solver.t(float(sigma_max)), solver.t(float(sigma_min)), order, rtol, atol, h_init,
-        pcoeff, icoeff, dcoeff, accept_safety, eta, s_noise, noise_sampler,
+        x, start, end, order, rtol, atol, h_init, pcoeff, icoeff, dcoeff, accept_safety, eta,
+        s_noise, noise_sampler,
     )  # fmt: skip
     return (x, info) if return_info else x
 

@@ -84,9 +84,34 @@ def _stages(
     return start.item(), middle.item(), end.item(), sigma_mid.item()
 
 
-def _noise_share(h: float, eta: float) -> float:
-    """Standard deviation of the fresh noise of a step, as a share of sigma_next."""
-    return math.sqrt(-math.expm1(-2 * h * eta))
+class _Steps:
+    """Factors of the steps between levels above zero, one of each a step.
+
+    Attributes:
+        h, h_eta: Length in half-log-SNR, without and with the share of the noise.
+        alpha: Weight of the clean latent at the end.
+        kept: What is left of x.
+        gain, first: Weight of a constant estimate, without and with alpha.
+        fresh: Standard deviation of the fresh noise, in parts of the level at the end.
+    """
+
+    def __init__(self, run: Trajectory, eta: float, s_noise: float) -> None:
+        levels = run.noisy
+        sigma, sigma_next = levels[:-1], levels[1:]
+        lambdas = sigma_to_half_log_snr(levels, run.sampling)
+        self.h = lambdas.diff()
+        self.h_eta = self.h * (eta + 1)
+        self.alpha = sigma_next * lambdas[1:].exp()
+        self.gain = (-self.h_eta).expm1().neg()
+        self.kept: list[float] = (sigma_next / sigma * (-self.h * eta).exp()).tolist()
+        self.first: list[float] = (self.alpha * self.gain).tolist()
+        share = (-2 * self.h * eta).expm1().neg().sqrt()
+        self.fresh: list[float] = (share * s_noise).tolist()
+
+    @property
+    def phi_2(self) -> Tensor:
+        """Weight of a linear estimate's slope, before alpha."""
+        return 1 - self.gain / self.h_eta
 
 
 @torch.no_grad()
@@ -110,8 +135,11 @@ def sample_dpmpp_2m_sde(
     run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_brownian_noise(x, noise_sampler, sigmas)
     adds_noise = eta > 0 and s_noise > 0
+    steps = _Steps(run, eta, s_noise)
+    second = 0.5 * steps.gain if solver_type == "midpoint" else steps.phi_2
+    lasts = steps.h[:-1] / steps.h[1:]
+    slopes: list[float] = (steps.alpha[1:] * second[1:] * (1 / lasts)).tolist()
     previous: Tensor | None = None
-    h_last = 0.0
     for sigma, sigma_next in run:
         if adds_noise and sigma_next > 0:
             run.prepare_draw(sigma, sigma_next)
@@ -119,17 +147,12 @@ def sample_dpmpp_2m_sde(
         if sigma_next == 0:
             x = denoised
             continue
-        h = run.path.half_log_snr(sigma_next) - run.path.half_log_snr(sigma)
-        alpha, h_eta = run.path.alpha(sigma_next), h * (eta + 1)
-        gain = -math.expm1(-h_eta)
-        x = x * (sigma_next / sigma * math.exp(-h * eta)) + denoised * (alpha * gain)
+        x = x * steps.kept[run.index] + denoised * steps.first[run.index]
         if previous is not None:
-            second = 0.5 * gain if solver_type == "midpoint" else 1 - gain / h_eta
-            x = x + (denoised - previous) * (alpha * second * h / h_last)
+            x = x + (denoised - previous) * slopes[run.index - 1]
         if adds_noise:
-            noise = run.draw(sigma, sigma_next)
-            x = x + noise * (sigma_next * _noise_share(h, eta) * s_noise)
-        previous, h_last = denoised, h
+            x = x + run.draw(sigma, sigma_next) * sigma_next * steps.fresh[run.index]
+        previous = denoised
     return x
 
 
@@ -170,9 +193,11 @@ def sample_dpmpp_3m_sde(
     run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_brownian_noise(x, noise_sampler, sigmas)
     adds_noise = eta > 0 and s_noise > 0
-    past: list[
-        tuple[float, Tensor]
-    ] = []  # newest first: (step that followed the estimate, estimate)
+    steps = _Steps(run, eta, s_noise)
+    lengths: list[float] = steps.h.tolist()
+    slopes: list[float] = (steps.alpha * steps.phi_2).tolist()
+    bends: list[float] = (steps.alpha * (steps.phi_2 / steps.h_eta - 0.5)).tolist()
+    past: list[Tensor] = []  # estimates, newest first
     for sigma, sigma_next in run:
         if adds_noise and sigma_next > 0:
             run.prepare_draw(sigma, sigma_next)
@@ -180,24 +205,20 @@ def sample_dpmpp_3m_sde(
         if sigma_next == 0:
             x = denoised
             continue
-        h = run.path.half_log_snr(sigma_next) - run.path.half_log_snr(sigma)
-        alpha, h_eta = run.path.alpha(sigma_next), h * (eta + 1)
-        gain = -math.expm1(-h_eta)
-        x = x * (sigma_next / sigma * math.exp(-h * eta)) + denoised * (alpha * gain)
+        i = run.index
+        x = x * steps.kept[i] + denoised * steps.first[i]
         if past:
-            phi_2 = 1 - gain / h_eta
-            r_0 = past[0][0] / h
-            slope = (denoised - past[0][1]) / r_0
+            r_0 = lengths[i - 1] / lengths[i]
+            slope = (denoised - past[0]) / r_0
             if len(past) > 1:
-                r_1 = past[1][0] / h
-                bend = slope - (past[0][1] - past[1][1]) / r_1
-                x = x - bend * (alpha * (phi_2 / h_eta - 0.5) / (r_0 + r_1))
+                r_1 = lengths[i - 2] / lengths[i]
+                bend = slope - (past[0] - past[1]) / r_1
+                x = x - bend * (bends[i] / (r_0 + r_1))
                 slope = slope + bend * (r_0 / (r_0 + r_1))
-            x = x + slope * (alpha * phi_2)
+            x = x + slope * slopes[i]
         if adds_noise:
-            noise = run.draw(sigma, sigma_next)
-            x = x + noise * (sigma_next * _noise_share(h, eta) * s_noise)
-        past = [(h, denoised), *past][:2]
+            x = x + run.draw(sigma, sigma_next) * sigma_next * steps.fresh[i]
+        past = [denoised, *past][:2]
     return x
 
 

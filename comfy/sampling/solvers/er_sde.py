@@ -7,7 +7,6 @@ Source: Cui et al. 2023, https://arxiv.org/abs/2309.06169, algorithms 1 to 3.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +14,14 @@ import torch
 from torch import Tensor
 
 from comfy.sampling.noise import NoiseSampler
+from comfy.sampling.solvers.tensor_forms import sigma_to_half_log_snr
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
 
 # The integrals over 1 / phi are left Riemann sums with this many points, as in the paper's code.
 INTEGRATION_POINTS = 200
 
 NoiseScaler = Callable[[Tensor], Tensor]
-"""phi, elementwise on levels (float64)."""
+"""phi, elementwise on levels."""
 
 
 def default_noise_scaler(level: Tensor) -> Tensor:
@@ -46,8 +46,9 @@ def sample_er_sde(
     run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_noise(x, noise_sampler)
     scaler = noise_scaler or default_noise_scaler
-    alphas = [run.path.alpha(sigma) for sigma in run.levels]
-    levels = [sigma / alpha for sigma, alpha in zip(run.levels, alphas)]
+    noisy = run.noisy
+    levels = sigma_to_half_log_snr(noisy, run.sampling).neg().exp()
+    alphas = noisy / levels
     previous: Tensor | None = None
     previous_slope: Tensor | None = None
     for sigma, sigma_next in run:
@@ -57,8 +58,8 @@ def sample_er_sde(
             x = denoised
             continue
         now, after, alpha = levels[i], levels[i + 1], alphas[i + 1]
-        scale_after = _scaled(scaler, after)
-        kept = scale_after / _scaled(scaler, now)
+        scale_after = scaler(after)
+        kept = scale_after / scaler(now)
         x = x * (alpha / alphas[i] * kept) + denoised * (alpha * (1 - kept))
         if previous is not None and max_stage >= 2:
             first, second = _scaler_integrals(scaler, now, after)
@@ -69,21 +70,16 @@ def sample_er_sde(
                 x = x + bend * (alpha * ((after - now) ** 2 / 2 + second * scale_after))
             previous_slope = slope
         if s_noise > 0:
-            variance = after**2 - (now * kept) ** 2
-            if variance > 0 or noise_scaler is None:
-                noise = run.draw(sigma, sigma_next)
-                x = x + noise * (alpha * s_noise * math.sqrt(max(variance, 0.0)))
+            variance = after**2 - now**2 * kept**2
+            noise = run.draw(sigma, sigma_next)
+            x = x + noise * (alpha * s_noise * variance.clamp(min=0).sqrt())
         previous = denoised
     return x
 
 
-def _scaled(scaler: NoiseScaler, level: float) -> float:
-    return float(scaler(torch.tensor(level, dtype=torch.float64)))
-
-
-def _scaler_integrals(scaler: NoiseScaler, now: float, after: float) -> tuple[float, float]:
+def _scaler_integrals(scaler: NoiseScaler, now: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     """Sums for the integrals of 1 / phi and of (level - now) / phi from `after` up to `now`."""
     width = (now - after) / INTEGRATION_POINTS
-    points = after + torch.arange(INTEGRATION_POINTS, dtype=torch.float64) * width
-    inverse = 1 / scaler(points)
-    return float(inverse.sum() * width), float(((points - now) * inverse).sum() * width)
+    points = after + torch.arange(INTEGRATION_POINTS, dtype=now.dtype) * width
+    scaled = scaler(points)
+    return (1 / scaled).sum() * width, ((points - now) / scaled).sum() * width

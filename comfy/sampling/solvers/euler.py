@@ -123,6 +123,10 @@ def sample_euler_cfg_pp(
     )
 
 
+# Between these levels 1 / (1 + sigma^2) can be told from one and from zero in single precision.
+UNIT_VARIANCE_LEVELS = (2.5e-4, 1e4)
+
+
 @torch.no_grad()
 def sample_ddpm(
     model: Denoiser,
@@ -135,14 +139,29 @@ def sample_ddpm(
 ) -> Tensor:
     """Draws from the Gaussian posterior between two levels, as if variance exploding.
 
-    Source: Ho et al. 2020, https://arxiv.org/abs/2006.11239, equations 6 and 7, in sigma.
+    Computed on the latent of unit variance, as in the paper and as pictures were made; near clean
+    levels its rounding is a digit of the picture. Levels that leave it no digits are stepped
+    through in sigma.
+
+    Source: Ho et al. 2020, https://arxiv.org/abs/2006.11239, equations 6, 7 and 11.
     """
     run = Trajectory(model, sigmas, extra_args, callback, disable)
     run.use_noise(x, noise_sampler)
+    table = run.sigmas.cpu()
+    scale, alpha_bar = torch.sqrt(1 + table**2), 1 / (table * table + 1)
+    low, high = UNIT_VARIANCE_LEVELS
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
-        sigma_down, _, sigma_up = EXPLODING.ancestral_step(sigma, sigma_next, 1.0)
-        x = denoised + (x - denoised) * (sigma_down / sigma)
+        if not low <= sigma <= high:
+            sigma_down, _, sigma_up = EXPLODING.ancestral_step(sigma, sigma_next, 1.0)
+            x = denoised + (x - denoised) * (sigma_down / sigma)
+        else:
+            bar, bar_next = alpha_bar[run.index], alpha_bar[run.index + 1]
+            alpha = bar / bar_next
+            noise = (x - denoised) / sigma * ((1 - alpha) / (1 - bar).sqrt())
+            x = (x / scale[run.index] - noise) * (1 / alpha).sqrt() * scale[run.index + 1]
+            share = ((1 - alpha) * (1 - bar_next) / (1 - bar)).sqrt()
+            sigma_up = float(share * scale[run.index + 1])
         if sigma_next > 0:
             x = x + run.draw(sigma, sigma_next) * sigma_up
     return x

@@ -19,41 +19,55 @@ from comfy.sampling.solvers.cfg_pp import UnconditionalCapture
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
 
 
-def phi_1(z: float) -> float:
-    """(e^z - 1) / z, 1 at zero."""
-    return math.expm1(z) / z if z else 1.0
+def _weights(times: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float, float, float]:
+    """(length h, weights of the newest and the previous estimate) of a step.
 
-
-def phi_2(z: float) -> float:
-    """(phi_1(z) - 1) / z, 1/2 at zero."""
-    return (phi_1(z) - 1.0) / z if z else 0.5
+    Args:
+        times: -log of the step's level, of the one it goes down to, and of both in the last step.
+    """
+    time, time_next, last, last_next = times
+    h = time_next - time
+    if h == 0 or last == last_next:  # no step to be told from none, or no place to extrapolate from
+        return float(h), 0.0, 0.0
+    place = float((last - last_next) / h)  # of the previous estimate, in steps
+    phi_1 = torch.expm1(-h) / -h
+    phi_2 = (phi_1 - 1) / -h
+    second = phi_2 / place
+    return float(h), float(phi_1 - second), float(second)
 
 
 def _multistep(
     run: Trajectory, x: Tensor, eta: float, s_noise: float, capture: UnconditionalCapture | None
 ) -> Tensor:
+    """Steps whose weights are computed in the precision of the levels, as pictures were made."""
     previous: Tensor | None = None
-    last_down = 0.0
+    last = (torch.zeros(()), torch.zeros(()))
+
+    def time(level: float) -> Tensor:
+        return -torch.tensor(level, dtype=run.sigmas.dtype).log()
+
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
+        if sigma == sigma_next:  # no step, but a draw, as users' seeds expect
+            if eta > 0:
+                run.draw(sigma, sigma_next)
+            continue
         origin = denoised if capture is None else capture.denoised
         sigma_down, sigma_up = split_ancestral(sigma, sigma_next, eta)
-        if sigma_down == 0 or previous is None:
-            x = denoised + (x - origin) * (sigma_down / sigma)
+        now = (time(sigma), time(sigma_down))
+        if sigma_down == 0 < sigma_next:  # so far down that no old noise is left
+            x = denoised
+        elif sigma_down == 0 or previous is None:
+            slope = (x - origin) / sigma
+            x = denoised + slope * sigma_down if capture else x + slope * (sigma_down - sigma)
         else:
-            h = math.log(sigma / sigma_down)
-            # Where the previous estimate lies, in steps; nothing to extrapolate if it lies here,
-            # nor from a clean level, which is infinitely far away.
-            far = math.log(last_down / run.levels[run.index - 1]) if last_down > 0 else -math.inf
-            place = far / h
-            second = phi_2(-h) / place if place else 0.0
-            first = phi_1(-h) - second if place else 0.0
+            h, first, second = _weights((*now, *last))
             if capture is not None:
                 x = x + (denoised - origin)
-            x = x * math.exp(-h) + origin * (h * first) + previous * (h * second)
+            x = x * math.exp(-h) + (origin * first + previous * second) * h
         if sigma_next > 0 and eta > 0:
             x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_up)
-        previous, last_down = origin, sigma_down
+        previous, last = origin, now
     return x
 
 
@@ -103,7 +117,7 @@ def sample_res_multistep_ancestral(
     noise_sampler: NoiseSampler | None = None,
 ) -> Tensor:
     """Refined exponential multistep below the next level, then fresh noise."""
-    run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
+    run = Trajectory(model, sigmas, extra_args, callback, disable)
     run.use_noise(x, noise_sampler)
     return _multistep(run, x, eta, s_noise, None)
 
@@ -122,6 +136,6 @@ def sample_res_multistep_ancestral_cfg_pp(
 ) -> Tensor:
     """Refined exponential multistep with CFG++ and fresh noise."""
     capture = UnconditionalCapture(extra_args)
-    run = Trajectory(model, sigmas, capture.extra_args, callback, disable, distinct=True)
+    run = Trajectory(model, sigmas, capture.extra_args, callback, disable)
     run.use_noise(x, noise_sampler)
     return _multistep(run, x, eta, s_noise, capture)

@@ -11,14 +11,14 @@ Source: Xue et al. 2023, https://arxiv.org/abs/2309.05019, equations 14 to 18.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from comfy.sampling.noise import NoiseSampler
-from comfy.sampling.solvers import lagrange
+from comfy.sampling.solvers.tensor_forms import sigma_to_half_log_snr
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
 
 TauFunction = Callable[[Any], float]
@@ -39,37 +39,56 @@ def get_tau_interval_func(start_sigma: float, end_sigma: float, eta: float = 1.0
     return tau
 
 
-def _moments(start: float, end: float, rate: float, count: int) -> list[float]:
-    """rate * integral over [start, end] of e^(rate (s - end)) * (s - end)^k, for k < count."""
-    h = start - end
-    moments = [-math.expm1(rate * h)]
-    for power in range(1, count):
-        moments.append(-(h**power) * math.exp(rate * h) - power / rate * moments[-1])
-    return moments
+def _moments(start: Tensor, end: Tensor, rate: float, count: int) -> Tensor:
+    """rate * integral over [start, end] of e^(rate (s - end)) * s^k, for k < count.
+
+    By parts: of the antiderivative the d-th term is (-1)^d * k! / (k - d)! * s^(k - d) / rate^d.
+    """
+    powers = torch.arange(count, dtype=start.dtype)
+    ends = end**powers - start**powers * torch.exp(rate * (start - end))
+    depth = powers[:, None] - powers
+    log_factorials = (powers + 1).lgamma()
+    log_sizes = log_factorials[:, None] - log_factorials - depth * math.log(rate)
+    signs = torch.where(depth % 2 == 0, 1.0, -1.0)
+    return (log_sizes.exp() * signs).tril() @ ends
 
 
 def adams_weights(
-    nodes: Sequence[float], start: float, end: float, tau: float, alpha: float
+    nodes: Tensor, start: Tensor, end: Tensor, tau: float, alpha: Tensor
 ) -> list[float]:
-    """Weights of the estimates at half-log-SNRs `nodes` for a step from start to end."""
-    moments = _moments(start, end, 1 + tau**2, len(nodes))
-    return [
-        alpha * sum(c * m for c, m in zip(lagrange.basis(nodes, place, end), moments))
-        for place in range(len(nodes))
-    ]
+    """Weights of the estimates at half-log-SNRs `nodes` for a step from start to end.
+
+    They integrate every polynomial of a degree below the number of nodes. Powers are taken of the
+    half-log-SNRs themselves, not of their distances, and in their precision, as pictures were made:
+    with many steps what this rounds is a digit of the picture. With so many that it would be the
+    whole step, they are taken in double precision.
+    """
+    rate = 1 + tau**2
+    weights = alpha * _integrals(nodes, start, end, rate)
+    exact = alpha * _integrals(nodes.double(), start.double(), end.double(), rate)
+    is_sound = bool((weights - exact).abs().max() <= exact.sum().abs())
+    chosen: list[float] = (weights if is_sound else exact).tolist()
+    return chosen
+
+
+def _integrals(nodes: Tensor, start: Tensor, end: Tensor, rate: float) -> Tensor:
+    """What `_moments` are for the polynomials that are 1 at one node and 0 at the others."""
+    powers = torch.vander(nodes, increasing=True).T
+    integrals: Tensor = torch.linalg.solve_ex(powers, _moments(start, end, rate, len(nodes)))[0]
+    return integrals
 
 
 def simple_weights(
-    nodes: Sequence[float], start: float, end: float, tau: float, alpha: float, corrector: bool
+    nodes: Tensor, start: Tensor, end: Tensor, tau: float, alpha: Tensor, corrector: bool
 ) -> list[float]:
     """Second-order weights in the manner of UniPC: equal to `adams_weights` to leading order."""
     rate, h = 1 + tau**2, end - start
-    total = -math.expm1(-h * rate) * alpha
+    total = (-h * rate).expm1().neg()
     if corrector:
-        last = alpha * 0.5 * rate * h
-        return [total - last, last]
-    older = alpha * 0.5 * rate * h**2 / (nodes[-2] - start)
-    return [older, total - older]
+        newer = 0.5 * rate * h
+    else:
+        newer = total - 0.5 * rate * h**2 / (nodes[-2] - start)
+    return [float(alpha * (total - newer)), float(alpha * newer)]
 
 
 class _Orders:
@@ -118,20 +137,21 @@ def sample_sa_solver(
     run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_noise(x, noise_sampler)
     tau_of = tau_func or _default_tau(run)
-    lambdas = [run.path.half_log_snr(sigma) for sigma in run.levels]
+    noisy = run.noisy
+    lambdas = sigma_to_half_log_snr(noisy, run.sampling)
+    alphas, ratios, lengths = noisy * lambdas.exp(), noisy[1:] / noisy[:-1], lambdas.diff()
     orders = _Orders(run, predictor_order, corrector_order, use_pece)
     keep = max(predictor_order, corrector_order)
     estimates: list[Tensor] = []
-    predicted, noise, tau, h = x, None, 0.0, 0.0
+    predicted, noise, tau, kept = x, None, 0.0, 1.0
 
     def weighted(order: int, step: int, to: int, corrector: bool) -> Tensor:
         start = lambdas[step - 1] if corrector else lambdas[step]
         nodes = lambdas[step - order + 1 : step + 1]
-        alpha = run.path.alpha(run.levels[to])
         if simple_order_2 and order == 2:
-            weights = simple_weights(nodes, start, lambdas[to], tau, alpha, corrector)
+            weights = simple_weights(nodes, start, lambdas[to], tau, alphas[to], corrector)
         else:
-            weights = adams_weights(nodes, start, lambdas[to], tau, alpha)
+            weights = adams_weights(nodes, start, lambdas[to], tau, alphas[to])
         first, *others = (w * estimate for w, estimate in zip(weights, estimates[-order:]))
         return sum(others, start=first)
 
@@ -143,8 +163,7 @@ def sample_sa_solver(
         if corrector == 0:
             x = predicted
         else:
-            x = x * (sigma / run.levels[step - 1] * math.exp(-(tau**2) * h))
-            x = x + weighted(corrector, step, step, corrector=True)
+            x = x * kept + weighted(corrector, step, step, corrector=True)
             if noise is not None:  # the predictor's noise of this step
                 x = x + noise
             if use_pece:
@@ -153,12 +172,12 @@ def sample_sa_solver(
         if sigma_next == 0:
             predicted = denoised
             continue
-        tau, h, noise = float(tau_of(sigma_next)), lambdas[step + 1] - lambdas[step], None
-        predicted = x * (sigma_next / sigma * math.exp(-(tau**2) * h))
-        predicted = predicted + weighted(predictor, step, step + 1, corrector=False)
+        tau, noise = float(tau_of(sigma_next)), None
+        kept = float(ratios[step] * (-(tau**2) * lengths[step]).exp())
+        predicted = x * kept + weighted(predictor, step, step + 1, corrector=False)
         if tau > 0 and s_noise > 0:
-            deviation = math.sqrt(-math.expm1(-2 * tau**2 * h))
-            noise = run.draw(sigma, sigma_next) * (sigma_next * deviation * s_noise)
+            share = float((-2 * tau**2 * lengths[step]).expm1().neg().sqrt())
+            noise = run.draw(sigma, sigma_next) * sigma_next * share * s_noise
             predicted = predicted + noise
     return predicted
 

@@ -8,64 +8,82 @@ second-order weights are those of Hochbruck and Ostermann 2005.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from comfy.sampling.noise import NoiseSampler
+from comfy.sampling.solvers.tensor_forms import half_log_snr_to_sigma, sigma_to_half_log_snr
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
 
 
-def _h_phi_2(h: float) -> float:
+def _h_phi_2(h: Tensor) -> Tensor:
     """h * phi_2(h) = (e^h - 1 - h) / h."""
-    return (math.expm1(h) - h) / h
+    return (h.expm1() - h) / h
 
 
 class _Step:
     """One step between two levels in half-log-SNR, with the noise gathered so far.
 
+    Its factors have the precision of the levels and its rounding, as pictures were made.
+
     Args:
-        run: The trajectory; its path gives levels and alphas.
+        run: The trajectory, at the step.
         x: Latent at the start.
-        sigma, sigma_next: Levels of the step.
+        levels, lambdas: Levels above zero of the run and their half-log-SNRs.
         eta: Share of the reverse SDE's noise; 0 is deterministic.
         s_noise: Factor of the noise; 0 draws none.
     """
 
     def __init__(
-        self, run: Trajectory, x: Tensor, levels: tuple[float, float], eta: float, s_noise: float
+        self,
+        run: Trajectory,
+        x: Tensor,
+        levels: Tensor,
+        lambdas: Tensor,
+        eta: float,
+        s_noise: float,
     ) -> None:
-        self.run, self.x, (self.sigma, self.sigma_next) = run, x, levels
-        self.eta, self.s_noise = eta, s_noise
-        self.start = run.path.half_log_snr(self.sigma)
-        self.h = run.path.half_log_snr(self.sigma_next) - self.start
+        self.run, self.x, self.eta, self.s_noise = run, x, eta, s_noise
+        self.sigma, self.sigma_next = levels[run.index], levels[run.index + 1]
+        self.start, self.end = lambdas[run.index], lambdas[run.index + 1]
+        self.h = self.end - self.start
         self.h_eta = self.h * (eta + 1)
         self._noise: Tensor | None = None
         self._reached, self._sigma = 0.0, self.sigma
 
+    def place(self, fraction: float) -> tuple[Tensor, Tensor]:
+        """(level, half-log-SNR) at a fraction of the step."""
+        if fraction == 1:
+            return self.sigma_next, self.end
+        half_log_snr = torch.lerp(self.start, self.end, fraction)
+        return half_log_snr_to_sigma(half_log_snr, self.run.sampling), half_log_snr
+
     def sigma_at(self, fraction: float) -> float:
         """Level at a fraction of the step."""
-        return self.run.path.sigma_at(self.start + fraction * self.h)
+        return self.place(fraction)[0].item()
 
-    def advance(
-        self, fraction: float, sigma_to: float, estimates: list[tuple[float, Tensor]]
-    ) -> Tensor:
+    def advance(self, fraction: float, estimates: list[tuple[Tensor, Tensor]]) -> Tensor:
         """x at a fraction of the step: decay, weighted estimates, noise."""
-        alpha = self.run.path.alpha(sigma_to)
-        x = self.x * (sigma_to / self.sigma * math.exp(-fraction * self.h * self.eta))
-        for weight, estimate in estimates:
-            x = x - estimate * (alpha * weight)
+        sigma_to, half_log_snr = self.place(fraction)
+        alpha = sigma_to * half_log_snr.exp()
+        x = self.x * float(sigma_to / self.sigma * (-fraction * self.h * self.eta).exp())
+        (weight, estimate), *others = estimates
+        mixed = estimate * float(weight)
+        for weight, estimate in others:
+            mixed = mixed + estimate * float(weight)
+        x = x - mixed * float(alpha)
         if self.eta > 0 and self.s_noise > 0:
-            x = x + self._noise_at(fraction, sigma_to) * (sigma_to * self.s_noise)
+            x = x + self._noise_at(fraction, sigma_to) * float(sigma_to * self.s_noise)
         return x
 
-    def _noise_at(self, fraction: float, sigma_to: float) -> Tensor:
+    def _noise_at(self, fraction: float, sigma_to: Tensor) -> Tensor:
         decay = (self._reached - fraction) * self.h * self.eta
-        fresh = self.run.draw(self._sigma, sigma_to) * math.sqrt(-math.expm1(2 * decay))
+        share = float((2 * decay).expm1().neg().sqrt())
+        fresh = self.run.draw(float(self._sigma), float(sigma_to)) * share
         if self._noise is not None:
-            fresh = fresh + self._noise * math.exp(decay)
+            fresh = fresh + self._noise * float(decay.exp())
         self._noise, self._reached, self._sigma = fresh, fraction, sigma_to
         return fresh
 
@@ -97,18 +115,19 @@ def sample_seeds_2(
         distinct=solver_type == "phi_2",
     )  # fmt: skip
     run.use_noise(x, noise_sampler)
+    levels = run.noisy
+    lambdas = sigma_to_half_log_snr(levels, run.sampling)
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
         if sigma_next == 0:
             x = denoised
             continue
-        step = _Step(run, x, (sigma, sigma_next), eta, s_noise)
-        sigma_mid = step.sigma_at(r)
-        middle = step.advance(r, sigma_mid, [(math.expm1(-r * step.h_eta), denoised)])
-        denoised_2 = run.denoise(middle, sigma_mid, report=False)
-        whole = math.expm1(-step.h_eta)
+        step = _Step(run, x, levels, lambdas, eta, s_noise)
+        middle = step.advance(r, [((-r * step.h_eta).expm1(), denoised)])
+        denoised_2 = run.denoise(middle, step.sigma_at(r), report=False)
+        whole = (-step.h_eta).expm1()
         second = whole / (2 * r) if solver_type == "phi_1" else _h_phi_2(-step.h_eta) / r
-        x = step.advance(1.0, sigma_next, [(whole - second, denoised), (second, denoised_2)])
+        x = step.advance(1.0, [(whole - second, denoised), (second, denoised_2)])
     return x
 
 
@@ -166,20 +185,21 @@ def sample_seeds_3(
     """SEEDS-3: two intermediate levels at the fractions r_1 and r_2."""
     run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_noise(x, noise_sampler)
+    levels = run.noisy
+    lambdas = sigma_to_half_log_snr(levels, run.sampling)
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
         if sigma_next == 0:
             x = denoised
             continue
-        step = _Step(run, x, (sigma, sigma_next), eta, s_noise)
-        sigma_1, sigma_2 = step.sigma_at(r_1), step.sigma_at(r_2)
-        stage = step.advance(r_1, sigma_1, [(math.expm1(-r_1 * step.h_eta), denoised)])
-        denoised_2 = run.denoise(stage, sigma_1, report=False)
+        step = _Step(run, x, levels, lambdas, eta, s_noise)
+        stage = step.advance(r_1, [((-r_1 * step.h_eta).expm1(), denoised)])
+        denoised_2 = run.denoise(stage, step.sigma_at(r_1), report=False)
         second = r_2 / r_1 * _h_phi_2(-r_2 * step.h_eta)
-        first = math.expm1(-r_2 * step.h_eta) - second
-        stage = step.advance(r_2, sigma_2, [(first, denoised), (second, denoised_2)])
-        denoised_3 = run.denoise(stage, sigma_2, report=False)
+        first = (-r_2 * step.h_eta).expm1() - second
+        stage = step.advance(r_2, [(first, denoised), (second, denoised_2)])
+        denoised_3 = run.denoise(stage, step.sigma_at(r_2), report=False)
         third = _h_phi_2(-step.h_eta) / r_2
-        first = math.expm1(-step.h_eta) - third
-        x = step.advance(1.0, sigma_next, [(first, denoised), (third, denoised_3)])
+        first = (-step.h_eta).expm1() - third
+        x = step.advance(1.0, [(first, denoised), (third, denoised_3)])
     return x

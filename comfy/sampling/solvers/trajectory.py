@@ -98,6 +98,18 @@ class Trajectory:
         return len(self.levels) - 1
 
     @property
+    def noisy(self) -> Tensor:
+        """Levels above zero, on the CPU.
+
+        Solvers compute the factors of all steps from them at once, in their precision and with its
+        rounding, as pictures were made: in short steps a difference of two terms is so small that
+        the rounding of either is a digit of the picture. Levels so near each other that they have
+        the same logarithm are given in double precision.
+        """
+        levels = self.sigmas[self.sigmas > 0].cpu()
+        return levels if bool(levels.log().diff().all()) else levels.double()
+
+    @property
     def seed(self) -> int | None:
         return self.extra_args.get("seed")
 
@@ -184,5 +196,7 @@ def churn(
     """
     if s_churn <= 0 or not s_tmin <= sigma <= s_tmax:
         return x, sigma
-    raised = sigma * (1 + min(s_churn / steps, 2**0.5 - 1))
-    return x + torch.randn_like(x) * s_noise * (raised**2 - sigma**2) ** 0.5, raised
+    level = torch.tensor(sigma)  # in single precision, as pictures were made
+    raised = level * (1 + min(s_churn / steps, 2**0.5 - 1))
+    added = torch.randn_like(x) * s_noise * (raised**2 - level**2) ** 0.5
+    return x + added, raised.item()

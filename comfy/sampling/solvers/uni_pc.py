@@ -21,7 +21,7 @@ from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
 
 MAX_ORDER = 3
 # The last step goes to this level instead of to zero, where half-log-SNR is infinite, or to half of
-# the level before it where that is lower.
+# the level before it where that is not above.
 NEARLY_CLEAN = 0.001
 
 
@@ -116,7 +116,8 @@ def _sample(run: Trajectory, x: Tensor, sigmas: Tensor, variant: str) -> Tensor:
     ends = run.sigmas.clone()
     if run.levels[-1] == 0:
         # In place: whoever unmixes the result has to know the level that was really reached.
-        sigmas[-1] = ends[-1] = min(NEARLY_CLEAN, run.levels[-2] / 2)
+        before = run.levels[-2]
+        sigmas[-1] = ends[-1] = NEARLY_CLEAN if before > NEARLY_CLEAN else before / 2
     levels = _single_precision_levels(ends)
     order = max(1, min(MAX_ORDER, run.steps - 1))
     state = _Multistep(variant)

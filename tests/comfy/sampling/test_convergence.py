@@ -99,13 +99,14 @@ def test_multistep_weights_integrate_polynomials_exactly() -> None:
 
 @pytest.mark.parametrize("tau", [0.0, 0.5, 1.0])
 def test_stochastic_adams_weights_integrate_exponentials_of_polynomials(tau: float) -> None:
-    nodes, start, end, rate = [0.1, 0.4, 0.9], 0.9, 1.5, 1 + tau**2
-    places = torch.linspace(start, end, 200_001, dtype=torch.float64)
+    nodes = torch.tensor([0.1, 0.4, 0.9], dtype=torch.float64)
+    start, end, alpha = (nodes.new_tensor(number) for number in (0.9, 1.5, 0.7))
+    rate, places = 1 + tau**2, torch.linspace(0.9, 1.5, 200_001, dtype=torch.float64)
     for count in (1, 2, 3):
         used = nodes[-count:]
-        weights = sa_solver.adams_weights(used, start, end, tau, alpha=0.7)
+        weights = sa_solver.adams_weights(used, start, end, tau, alpha)
         for degree in range(count):
             integrand = rate * torch.exp(rate * (places - end)) * places**degree
-            exact = 0.7 * float(torch.trapezoid(integrand, places))
+            exact = float(alpha * torch.trapezoid(integrand, places))
             made = sum(w * node**degree for w, node in zip(weights, used))
             assert made == pytest.approx(exact, rel=1e-7)

@@ -23,6 +23,22 @@ SIMPLE = {
 }
 
 
+WITHIN = 2.5e-5
+"""Three to four times what is seen of most cases: the rounding of a latent, amplified."""
+AMPLIFIED = {
+    # The next step's length hangs on the error of the last; of the estimates on the way too.
+    "/p0.2/i0.8/d0.1/": (1e-4, 8e-3),
+    "eps_sd15/SamplerDPMAdaptative/order3/rtol0.05/": (8e-4, 8e-4),
+    # Weights of six slopes, large and of both signs.
+    "SamplerLMS/order6": (1.2e-4, 1.2e-4),
+}  # fmt: skip
+"""Part of a key: tolerance of the result, of the estimates on the way."""
+
+
+def tolerances(key: str) -> tuple[float, float]:
+    return next((within for part, within in AMPLIFIED.items() if part in key), (WITHIN, WITHIN))
+
+
 @pytest.fixture(scope="module")
 def recorded(golden_tensors: Callable[[str], dict[str, Tensor]]) -> dict[str, Tensor]:
     return golden_tensors("sampler_nodes.safetensors")
@@ -109,13 +125,13 @@ def test_options_repeat_their_recorded_runs(
             callback=lambda i, x0, x, total, steps=steps: steps.append(x0[0].clone()),
             seed=42,
         )  # fmt: skip
-        within = 2e-2 if "Adaptative" in key else 2e-4
+        within, on_the_way = tolerances(key)
         torch.testing.assert_close(made, recorded[f"{key}/final"], rtol=0, atol=within, msg=key)
         assert len(steps) == case["callbacks"], key
         if f"{key}/x0" in recorded:
             estimates = recorded[f"{key}/x0"]
             torch.testing.assert_close(
-                torch.stack(steps), estimates, rtol=0, atol=10 * within, msg=key
+                torch.stack(steps), estimates, rtol=0, atol=on_the_way, msg=key
             )
         compared += 1
     assert compared > 100
