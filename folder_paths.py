@@ -241,9 +241,9 @@ def get_annotated_filepath(name: str, default_dir: str | None = None) -> str:
 
 
 def exists_annotated_filepath(name: str) -> bool:
-    """Whether the named file exists; names that lead outside do not."""
+    """Whether there is such a file; not one outside, a folder, or what is no name."""
     try:
-        return os.path.exists(get_annotated_filepath(name))
+        return isinstance(name, str) and os.path.isfile(get_annotated_filepath(name))
     except ValueError:
         return False
 

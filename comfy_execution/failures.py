@@ -44,7 +44,8 @@ class Failure:
         interrupted: Whether somebody stopped it; the other fields are then empty.
         exception_type: Qualified name of the class of what was raised.
         message: Text for people.
-        traceback: Formatted frames, outermost first.
+        traceback: Formatted frames, outermost first; then what was raised, where `message` puts
+            that into other words.
         current_inputs: Input name -> printable values.
     """
 
@@ -80,12 +81,15 @@ def describe_failure(
     """
     error = _as_raised(error)
     frames = _node_frames(error)
-    message = (
+    message = raised = _text_of(error)
+    cause = (
         _about_nothing(error, inputs)
         or _about_odd_tensor(error, inputs)
         or _about_other_kind(error, inputs, types or {})
-        or _text_of(error)
     )
+    if cause is not None:  # the words of Python are for those who read code
+        message = cause
+        frames += (f"{full_type_name(type(error))}: {raised}\n",)
     if isinstance(error, SystemExit):
         message = f"the node tried to end the server (SystemExit: {message})"
     release_frames(error)
@@ -128,8 +132,7 @@ def _about_nothing(error: BaseException, inputs: InputLists) -> str | None:
         return None
     return (
         f"{', '.join(empty)}: expected a value, found none: the node it is linked to gave nothing "
-        "there, as a checkpoint does for a part that its file lacks; connect another one "
-        f"({_text_of(error)})"
+        "there, as a checkpoint does for a part that its file lacks; connect another one"
     )
 
 
@@ -144,15 +147,13 @@ def _about_odd_tensor(error: BaseException, inputs: InputLists) -> str | None:
             if getattr(tensor, "is_nested", False):
                 return (
                     f"{name}: expected the latent of one kind, found those of several together "
-                    "(video and sound); take them apart before this node (LTXVSeparateAVLatent) "
-                    f"({_text_of(error)})"
+                    "(video and sound); take them apart before this node (LTXVSeparateAVLatent)"
                 )
             shape = getattr(tensor, "shape", None)
             if isinstance(shape, tuple) and 0 in shape:
                 return (
                     f"{name}: expected something with content, found a tensor of shape "
-                    f"{tuple(shape)}; a node before this one cut off all there was "
-                    f"({_text_of(error)})"
+                    f"{tuple(shape)}; a node before this one cut off all there was"
                 )
     return None
 
@@ -167,7 +168,7 @@ def _about_other_kind(
         for value in values:
             reason = misfit(types.get(name), value)
             if reason is not None:
-                return f"{name}: {reason}; look at the node it is linked to ({_text_of(error)})"
+                return f"{name}: {reason}; look at the node it is linked to, or link it to one"
     return None
 
 

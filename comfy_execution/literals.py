@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from comfy_execution import validation_errors as errors
@@ -23,6 +24,8 @@ def _to_float(value: Any) -> float:
         raise ValueError("not a number (NaN) is no value for a FLOAT; send a number")
     return number
 
+
+LEAST_ROUNDED = 2**53  # from here on doubles do not hold every whole number
 
 CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "INT": int,
@@ -73,6 +76,8 @@ def check_literal(
             value = convert(value)
         except (ValueError, TypeError, OverflowError) as failure:
             return value, errors.not_convertible(name, info, value, failure)
+        if convert is int:
+            value = _as_meant(value, info.options)
     if not check_values:
         return value, None
     error = None
@@ -81,6 +86,17 @@ def check_literal(
     if error is None and convert is None:  # inputs of these types have no list of options
         error = _option_error(name, info, value)
     return value, error
+
+
+def _as_meant(value: int, options: Mapping[str, Any]) -> int:
+    """The bound of an input where a browser, which has doubles only, has rounded it to a value
+    beyond: it writes the largest seed, 2**64 - 1, as 18446744073709552000."""
+    for bound in (options.get("min"), options.get("max")):
+        if type(bound) is not int or abs(bound) < LEAST_ROUNDED:
+            continue
+        if value == int(Decimal(repr(float(bound)))):
+            return bound
+    return value
 
 
 def _range_error(name: str, info: InputInfo, value: float) -> errors.Error | None:

@@ -141,6 +141,7 @@ def test_annotated_names_select_their_directory(base: Path) -> None:
     assert folder_paths.get_annotated_filepath("a.png [output]") == str(base / "output/a.png")
     assert folder_paths.exists_annotated_filepath("a.png [output]")
     assert not folder_paths.exists_annotated_filepath("a.png")
+    assert not any(map(folder_paths.exists_annotated_filepath, ["", " [output]", 5, None]))
     assert folder_paths.annotated_filepath("a [b].png") == ("a [b].png", None)
 
 

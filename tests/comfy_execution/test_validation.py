@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from typing import Any
 
@@ -101,6 +102,26 @@ def test_literals(declared: Any, value: Any, expected: list[str]) -> None:
     kind = node("Kind", {"required": {"x": declared}})
     result = check(with_show(make("Kind", x=value)), {"Kind": kind})
     assert (types_of(result, "1") if result.node_errors else []) == expected
+
+
+@pytest.mark.parametrize(
+    ("bounds", "written", "meant"),
+    [
+        ({"min": 0, "max": 2**64 - 1}, "18446744073709552000", 2**64 - 1),
+        ({"min": -(2**63), "max": 2**63 - 1}, "9223372036854776000", 2**63 - 1),
+        ({"min": -(2**63), "max": 2**63 - 1}, "-9223372036854776000", -(2**63)),
+        ({"min": 0, "max": 2**64 - 1}, "18446744073709550000", 18446744073709550000),
+        ({"min": 0, "max": 2**64 - 1}, "18446744073709551616", None),
+        ({"min": 0, "max": 2**64 - 1}, "18446744073709552001", None),
+    ],
+)
+def test_the_bound_that_a_browser_rounds_is_the_bound(
+    bounds: dict[str, int], written: str, meant: int | None
+) -> None:
+    kind = node("Kind", {"required": {"seed": ("INT", bounds)}})
+    prompt = with_show(make("Kind", seed=json.loads(written)))
+    assert check(prompt, {"Kind": kind}).valid is (meant is not None)
+    assert prompt["1"]["inputs"]["seed"] == (json.loads(written) if meant is None else meant)
 
 
 def test_a_long_option_list_is_not_repeated() -> None:
