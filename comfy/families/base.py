@@ -225,30 +225,37 @@ class BaseModel(nn.Module):
             return None
         noise: Tensor = kwargs["noise"]
         mask = kwargs.get("concat_mask", kwargs.get("denoise_mask"))
-        image = kwargs.get("concat_latent_image")
-        parts = {
-            "mask": self._concat_mask(mask, noise),
-            "masked_image": self._concat_image(image, noise),
-        }
+        if mask is None:  # everything is to be made
+            made, image = torch.ones_like(noise)[:, :1], self.blank_inpaint_image_like(noise)
+        else:
+            made = self._concat_mask(mask, noise)
+            image = self._concat_image(**kwargs)
+        parts = {"mask": made, "masked_image": image}
         return torch.cat([parts[key] for key in self.concat_keys], dim=1)
 
-    def _concat_mask(self, mask: Tensor | None, noise: Tensor) -> Tensor:
+    def _concat_mask(self, mask: Tensor, noise: Tensor) -> Tensor:
         """Mask of ones and zeros in one channel, at the size and batch of the noise."""
-        if mask is None:
-            return torch.ones_like(noise)[:, :1]
-        mask = mask.mean(dim=1, keepdim=True)
+        if mask.ndim == noise.ndim:
+            mask = mask[:, :1]
+        mask = mask.reshape(-1, 1, *mask.shape[-2:])
         if mask.shape[-2:] != noise.shape[-2:]:
             mask = _resize(mask, noise)
-        return resize.repeat_to_batch_size(mask.round(), noise.shape[0]).to(noise)
+        return resize.resize_to_batch_size(mask.round(), noise.shape[0]).to(noise)
 
-    def _concat_image(self, image: Tensor | None, noise: Tensor) -> Tensor:
-        """Latent of the masked picture, scaled, at the size and batch of the noise."""
+    def _concat_image(self, **kwargs: Any) -> Tensor:
+        """Latent of the masked picture, scaled, at the size and batch of the noise.
+
+        Where the conditioning brings none it is the run's own latent, of which VAE Encode (for
+        Inpainting) has greyed out the masked part.
+        """
+        noise: Tensor = kwargs["noise"]
+        image = kwargs.get("concat_latent_image")
+        image = kwargs.get("latent_image") if image is None else self.process_latent_in(image)
         if image is None:
-            return self.blank_inpaint_image_like(noise[:, : len(BLANK_LATENT)])
+            return self.blank_inpaint_image_like(noise)
         if image.shape[-2:] != noise.shape[-2:]:
             image = _resize(image, noise)
-        image = resize.repeat_to_batch_size(self.process_latent_in(image), noise.shape[0])
-        return image.to(noise)
+        return resize.resize_to_batch_size(image, noise.shape[0]).to(noise)
 
     def scale_latent_inpaint(
         self,
