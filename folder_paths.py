@@ -20,6 +20,7 @@ from utils.file_listing import (  # noqa: F401  some of these are only public na
     CATEGORIES,
     SUBFOLDERS,
     SUFFIXES,
+    VIEWS,
     extension_mimetypes_cache,
     fill_tokens,
     filter_files_content_types,
@@ -79,6 +80,8 @@ def _rebuild_default_entries(previous: dict[str, FolderEntry]) -> None:
             directories += [directory for directory in entry[0] if directory not in known]
             suffixes = entry[1]
         folder_names_and_paths[name] = (directories, suffixes)
+    for name, of in VIEWS.items():
+        folder_names_and_paths[name] = (folder_names_and_paths[of][0], SUFFIXES[name])
     filename_list_cache.clear()
 
 
@@ -267,7 +270,8 @@ def add_model_folder_path(
             return
         directories.remove(full_folder_path)
     directories.insert(0 if is_default else len(directories), full_folder_path)
-    filename_list_cache.pop(folder_name, None)
+    for name in (folder_name, *(view for view in VIEWS if VIEWS[view] == folder_name)):
+        filename_list_cache.pop(name, None)
 
 
 def get_folder_paths(folder_name: str) -> list[str]:

@@ -28,7 +28,7 @@ from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.vocabularies import EMBEDDED_NAMES, vocabulary_beside
 from comfy.vae.vae import VAE
 from comfy.weights import contents, state_dict
-from comfy.weights.encodings import gather
+from comfy.weights.encodings import code_names, gather
 from comfy.weights.errors import WeightFileError
 from comfy.weights.fill import UnknownWeightsError
 from comfy.weights.header_hints import read_hints
@@ -272,11 +272,13 @@ def _patcher(
     family.set_inference_dtype(dtype, precision.unet_manual_cast(dtype, load_device, supported))
     family.custom_operations = options.get("custom_operations", family.custom_operations)
     family.optimizations["fp8"] = bool(options.get("fp8_optimizations", False))
+    codes = code_names(sd, prefix)
     model = family.get_model(sd, prefix, device="meta")
     arrange_convolutions(model.diffusion_model, load_device)
     model.load_model_weights(sd, prefix)
     model.device = offload_device
-    logger.info("%s: weights in %s", family.title(), str(dtype).removeprefix("torch."))
+    types = [*codes, str(dtype).removeprefix("torch.")]
+    logger.info("%s: weights in %s", family.title(), ", ".join(types))
     return core_patcher_class()(model, load_device, offload_device)
 
 

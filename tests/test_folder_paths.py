@@ -114,6 +114,24 @@ def test_packs_may_replace_entries_with_tuples_or_lists(base: Path, entry: list[
     assert folder_paths.get_filename_list("unet_gguf") == ["x.gguf"]
 
 
+@pytest.mark.parametrize(
+    ("view", "of"), [("unet_gguf", "diffusion_models"), ("clip_gguf", "text_encoders")]
+)
+def test_gguf_files_are_those_of_the_usual_folders_wherever_these_are(
+    base: Path, view: str, of: str
+) -> None:
+    touch(base / "models" / of / "a.gguf")
+    touch(base / "models" / of / "b.safetensors")
+    assert folder_paths.get_filename_list(view) == ["a.gguf"]
+    touch(base / "more" / "c.gguf")
+    folder_paths.add_model_folder_path(of, str(base / "more"))
+    assert folder_paths.get_filename_list(view) == ["a.gguf", "c.gguf"]
+    assert folder_paths.get_filename_list(of) == ["a.gguf", "b.safetensors", "c.gguf"]
+    folder_paths.add_model_folder_path(view, str(base / "third"))
+    touch(base / "third" / "d.gguf")
+    assert folder_paths.get_full_path(of, "d.gguf") is not None
+
+
 def test_old_category_names_reach_the_new_ones(base: Path) -> None:
     path = touch(base / "models/diffusion_models/net.safetensors")
     assert folder_paths.get_full_path("unet", "net.safetensors") == str(path)

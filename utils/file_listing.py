@@ -50,16 +50,12 @@ CATEGORIES = (
     "classifiers",
     "model_patches",
     "audio_encoders",
-    "unet_gguf",
-    "clip_gguf",
 )
 # categories whose folders below `models` are not just the one of the same name
 SUBFOLDERS = {
     "text_encoders": ("text_encoders", "clip"),
     "diffusion_models": ("unet", "diffusion_models"),
     "controlnet": ("controlnet", "t2i_adapter"),
-    "unet_gguf": ("unet", "diffusion_models"),
-    "clip_gguf": ("text_encoders", "clip"),
 }
 SUFFIXES: dict[str, set[str]] = {
     "configs": {".yaml"},
@@ -69,6 +65,8 @@ SUFFIXES: dict[str, set[str]] = {
     "unet_gguf": {".gguf"},
     "clip_gguf": {".gguf"},
 }
+# categories that are some files of another one's folders, whatever those are
+VIEWS = {"unet_gguf": "diffusion_models", "clip_gguf": "text_encoders"}
 
 # suffix without dot -> kind; packs extend it. These two are absent from some system tables.
 extension_mimetypes_cache: dict[str, str] = {"webp": "image", "fbx": "model"}

@@ -12,6 +12,7 @@ from torch import Tensor
 from comfy import interrupt, progress
 from comfy.devices import memory, placement, precision, residency
 from comfy.devices.heap import HEAP, LARGEST_OF_FEATURES
+from comfy.ops.encoded import state_dict_for_file
 from comfy.patching.patcher import ModelPatcher
 from comfy.vae import unsupported
 from comfy.vae.cascade_kinds import in_place_of_both
@@ -138,7 +139,7 @@ class VAE(TiledCoding):
 
     def get_sd(self) -> dict[str, Tensor]:
         """Weights by key."""
-        return self.spec.to_file(self.first_stage_model.state_dict())
+        return self.spec.to_file(state_dict_for_file(self.first_stage_model))
 
     def spacial_compression_encode(self) -> Any:
         """Pixels per latent cell along a side, when encoding."""

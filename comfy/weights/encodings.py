@@ -218,6 +218,16 @@ def encode_layers(
     return left
 
 
+def code_names(state_dict: Mapping[str, torch.Tensor], prefix: str = "") -> list[str]:
+    """Names of the codes of few bits below a prefix, those of most weights first."""
+    counts: dict[str, int] = {}
+    for key, value in state_dict.items():
+        if key.startswith(prefix) and isinstance(value, StoredWeight):
+            name = str(getattr(value.code, "name", value.stored.dtype)).removeprefix("torch.")
+            counts[name] = counts.get(name, 0) + value.numel()
+    return sorted(counts, key=lambda name: -counts[name])
+
+
 def convert_old_quants(
     state_dict: dict[str, torch.Tensor],
     model_prefix: str = "",
