@@ -21,6 +21,7 @@ from comfy.families.kandinsky5 import Kandinsky5ImageModel as Kandinsky5Image
 from comfy.families.kandinsky5 import Kandinsky5Model as Kandinsky5
 from comfy.families.ltxav import LTXAVideoModel as LTXAV
 from comfy.families.ltxv import LTXVideoModel as LTXV
+from comfy.families.mochi import MochiModel as GenmoMochi
 from comfy.families.model_type import ModelType
 from comfy.families.noise_augmentation import CLIPEmbeddingNoiseAugmentation, Timestep, unclip_adm
 from comfy.families.omnigen2 import Omnigen2Model as Omnigen2

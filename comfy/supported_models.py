@@ -24,6 +24,7 @@ from comfy.families.kandinsky5 import Kandinsky5, Kandinsky5Image
 from comfy.families.ltxav import LTXAV
 from comfy.families.ltxv import LTXV
 from comfy.families.lumina2 import Lumina2
+from comfy.families.mochi import GenmoMochi
 from comfy.families.omnigen2 import Omnigen2
 from comfy.families.pixart import PixArtAlpha, PixArtSigma
 from comfy.families.qwen_image import QwenImage, ZImage

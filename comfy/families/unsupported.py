@@ -18,7 +18,6 @@ NETWORKS: Marks = (
     (("distilled_guidance_layer.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),
     (("distilled_guidance_layer.0.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),
     (("distilled_guidance_layer.0.norms.0.scale",), "Chroma, in an early layout"),
-    (("t5_yproj.weight",), "Mochi"),
     ((ADALN, "audio_prompt_adaln_single.linear.weight"), "LTX-2.3, video with sound"),
     ((ADALN, "pos_embed.proj.bias"), "PixArt, in the names of diffusers"),
     (("genre_embedder.weight",), "ACE-Step"),

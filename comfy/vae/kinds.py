@@ -21,6 +21,7 @@ from comfy.ldm.wan.vae import WanVAE
 from comfy.vae import packed_kinds
 from comfy.vae.audio_kinds import detect_oobleck
 from comfy.vae.cascade_kinds import detect_stage_a, detect_stage_c
+from comfy.vae.mochi_kinds import detect_mochi
 from comfy.vae.spec import AutoencoderSpec
 from comfy.vae.taehv_kinds import detect_taehv
 from comfy.vae.video_kinds import detect_cosmos, detect_hunyuan_video, detect_ltxv
@@ -314,6 +315,7 @@ AUTOENCODERS: dict[str, Detector] = {
     "hunyuan_image": packed_kinds.detect_hunyuan_image,
     "hunyuan_video15": packed_kinds.detect_hunyuan_video15,
     "cosmos": detect_cosmos,
+    "mochi": detect_mochi,
     "ltxv": detect_ltxv,
     "oobleck": detect_oobleck,
     "stage_a": detect_stage_a,

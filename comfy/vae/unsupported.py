@@ -12,9 +12,6 @@ from comfy.weights.marks import Marks, first_match
 
 # Keys that every autoencoder of a kind has -> its name; the first match wins.
 AUTOENCODERS: Marks = (
-    (("blocks.2.blocks.3.stack.5.weight",), "Mochi, decoder alone"),
-    (("layers.4.layers.1.attn_block.attn.qkv.weight",), "Mochi, encoder alone"),
-    (("decoder.blocks.2.blocks.3.stack.5.weight",), "Mochi"),
     (("vocoder.backbone.channel_layers.0.0.bias",), "ACE-Step"),
     (("vocoder.activation_post.downsample.lowpass.filter",), "MMAudio"),
     (

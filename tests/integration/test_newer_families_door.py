@@ -23,6 +23,7 @@ from tests.comfy.families import (
     test_hunyuan_dit,
     test_kandinsky5,
     test_lumina2,
+    test_mochi,
     test_omnigen2,
     test_qwen,
     test_stable_audio,
@@ -92,6 +93,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "lumina2": (test_lumina2.network(), {"": test_lumina2.text_encoder()}),
         "cosmos": (test_cosmos.network(), {"": test_cosmos.text_encoder()}),
         "omnigen2": (test_omnigen2.network(), {"": test_omnigen2.text_encoder()}),
+        "mochi": (test_mochi.network(), {"": test_mochi.text_encoder()}),
         "kandinsky5": (test_kandinsky5.network(test_kandinsky5.PICTURE), {}),
     }
     for name, (network, texts) in weights.items():
@@ -101,6 +103,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, encoder in test_kandinsky5.encoders().items():
         write(encoder, encoders / f"kandinsky5_{name}.safetensors")
     write(test_transformers.autoencoder(), models / "vae" / "flux_small.safetensors")
+    write(test_mochi.autoencoder(), models / "vae" / "mochi_small.safetensors")
     write(test_wan.wan_autoencoder(), models / "vae" / "wan_small.safetensors")
     test_stable_audio.checkpoint(models / "checkpoints")
     write(test_stable_audio.text_encoder(), encoders / "audio_te.safetensors")
@@ -129,6 +132,7 @@ def families(folders: Path) -> Iterator[ServerProcess]:
 APART = {
     "lumina2": (one("lumina2", "lumina2"), empty("EmptySD3LatentImage"), "flux_small"),
     "cosmos": (one("cosmos", "cosmos"), empty("EmptySD3LatentImage"), "wan_small"),
+    "mochi": (one("mochi", "mochi"), empty("EmptyMochiLatentVideo", length=7), "mochi_small"),
     "omnigen2": (one("omnigen2", "omnigen2"), empty("EmptySD3LatentImage"), "flux_small"),
     "kandinsky5": (
         node(

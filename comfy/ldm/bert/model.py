@@ -67,7 +67,8 @@ class Embeddings(nn.Module):
         Raises:
             ValueError: The text is longer than the encoder has places for.
         """
-        places, length = self.position_embeddings.weight.shape[0], x.shape[1]
+        table: Any = self.position_embeddings
+        places, length = table.weight.shape[0], x.shape[1]
         if length > places:
             raise ValueError(f"a text of {length} tokens for BERT, which has {places} places")
         numbers = torch.arange(length, device=x.device)

@@ -137,8 +137,8 @@ class Block(nn.Module):
         places: Tensor | None,
         options: Options,
     ) -> Tensor:
-        """``x [B, L, D]``; ``vec`` and ``shared`` are the time ``[B, 1, D]`` and what all layers add
-        to their changes ``[B, 1, 3 D]``, ``places [L, D]`` the vectors of cells.
+        """``x [B, L, D]``; ``vec`` and ``shared`` are the time ``[B, 1, D]`` and what all layers
+        add to their changes ``[B, 1, 3 D]``, ``places [L, D]`` the vectors of cells.
         """
         x = x if places is None else x + places
         x = self.blocks[0](x, vec, shared, None, angles, options)

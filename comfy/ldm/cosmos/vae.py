@@ -185,7 +185,10 @@ class Middle(nn.Module):
 
     def __init__(self, width: int, make: Maker) -> None:
         super().__init__()
-        self.block_1, self.block_2 = ResnetBlock(width, width, make), ResnetBlock(width, width, make)
+        self.block_1, self.block_2 = (
+            ResnetBlock(width, width, make),
+            ResnetBlock(width, width, make),
+        )
         self.attn_1 = nn.Sequential(AttnBlock(width, make), FrameAttnBlock(width, make))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -261,7 +264,8 @@ class Encoder(nn.Module):
         for _ in range(self.halvings):
             x = split_by_haar(x)
         x = self.conv_in(x)
-        for level in self.down:
+        levels: Any = self.down
+        for level in levels:
             x = level(x)
             if hasattr(level, "downsample"):
                 x = level.downsample(x)
@@ -291,7 +295,8 @@ class Decoder(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         x = self.mid(self.conv_in(z))
-        for level in reversed(list(self.up)):
+        levels: Any = reversed(list(self.up))
+        for level in levels:
             x = level(x)
             if hasattr(level, "upsample"):
                 x = level.upsample(x)

@@ -17,6 +17,7 @@ from comfy.ldm.audio.dit import AudioDiffusionTransformer
 from comfy.ldm.aura.mmdit import MMDiT
 from comfy.ldm.cosmos.model import GeneralDIT
 from comfy.ldm.cosmos.predict2 import MiniTrainDIT
+from comfy.ldm.genmo.model import AsymmDiTJoint
 from comfy.ldm.hidream.model import HiDreamImageTransformer2DModel
 from comfy.ldm.hydit.models import HunYuanDiT
 from comfy.ldm.kandinsky5.model import Kandinsky5
@@ -34,6 +35,7 @@ from tests.comfy.families import (
     test_hunyuan_dit,
     test_kandinsky5,
     test_lumina2,
+    test_mochi,
     test_omnigen2,
     test_stable_audio,
 )
@@ -91,6 +93,7 @@ CASES = {
         test_hunyuan_dit.TEXT,
         {"conditioning_mt5xl": (1, 5, test_hunyuan_dit.T5_TEXT)},
     ),
+    "mochi": Case(AsymmDiTJoint, test_mochi.SIZES, test_mochi.SHAPE, test_mochi.TEXT),
     "cascade_c": Case(*test_cascade.NETWORKS["c"], test_cascade.C_SHAPE, test_cascade.TEXT, POOLED),
     "cascade_b": Case(*test_cascade.NETWORKS["b"], test_cascade.B_SHAPE, test_cascade.TEXT, POOLED),
 }

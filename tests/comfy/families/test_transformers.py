@@ -312,11 +312,11 @@ def test_encoders_of_other_families_are_told_by_name(tmp_path: Path) -> None:
 
 
 def test_a_network_of_a_family_that_is_not_here_is_told_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "mochi.safetensors"
-    save_file({f"t5_yproj.{part}": torch.zeros(2) for part in ("weight", "bias")}, path)
+    path = tmp_path / "ace.safetensors"
+    save_file({"genre_embedder.weight": torch.zeros(2)}, path)
     with pytest.raises(
         loading.UnknownArchitectureError,
-        match=r"recognised as Mochi, which this version cannot run yet",
+        match=r"recognised as ACE-Step, which this version cannot run yet",
     ):
         loading.load_diffusion_model(str(path))
 

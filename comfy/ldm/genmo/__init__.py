@@ -1,0 +1,1 @@
+"""The network of Mochi and its autoencoder."""
