@@ -38,6 +38,32 @@ class LuminaSizes:
         self.norm_eps = 1e-5
 
 
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    freqs: Tensor,
+    mask: Tensor | None,
+    options: Options | None,
+    picture: Sequence[int] | None,
+) -> Tensor:
+    """Attention ``[B, L, D]`` of normed queries ``[B, heads, L, size]`` to fewer heads of keys and
+    values, each for a group of them.
+
+    Args:
+        freqs: Rotations ``[B, 1, L, size / 2, 2, 2]``.
+        mask: Is added to the scores.
+        picture: Start and stop of the picture's tokens, which patches of nodes see; else None.
+    """
+    heads, shared = q.shape[1], q.shape[1] // k.shape[1]
+    q, k = apply_rope1(q, freqs), apply_rope1(k, freqs)
+    k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+    seen = attention.optimized_attention(
+        q, k, v, heads, mask=mask, skip_reshape=True, transformer_options=options
+    )
+    return seen if picture is None else patches.attention_output(seen, options, heads, picture)
+
+
 class JointAttention(nn.Module):
     """Attention of all tokens, with fewer heads of keys and values if so configured."""
 
@@ -67,15 +93,8 @@ class JointAttention(nn.Module):
         """
         parts = self.qkv(x).unflatten(-1, (self.heads + 2 * self.groups, -1)).transpose(1, 2)
         q, k, v = parts.split([self.heads, self.groups, self.groups], dim=1)
-        q, k = apply_rope1(self.q_norm(q), freqs), apply_rope1(self.k_norm(k), freqs)
-        shared = self.heads // self.groups
-        k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
-        seen = attention.optimized_attention(
-            q, k, v, self.heads, mask=mask, skip_reshape=True, transformer_options=options
-        )
-        if picture is not None:
-            seen = patches.attention_output(seen, options, self.heads, picture)
-        return self.out(seen)
+        q, k = self.q_norm(q), self.k_norm(k)
+        return self.out(attend(q, k, v, freqs, mask, options, picture))
 
 
 class FeedForward(nn.Module):

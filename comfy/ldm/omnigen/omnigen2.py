@@ -20,8 +20,8 @@ from torch.nn import functional
 from comfy import ops
 from comfy.ldm.common_dit import RMSNorm, pad_to_patch_size
 from comfy.ldm.flux.layers import EmbedND
-from comfy.ldm.flux.math import apply_rope1
-from comfy.nn import attention, patches
+from comfy.ldm.lumina.layers import attend
+from comfy.nn import patches
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
 
@@ -66,15 +66,8 @@ class Attention(nn.Module):
                 (self.to_v(x), self.groups),
             )
         )
-        q, k = apply_rope1(self.norm_q(q), freqs), apply_rope1(self.norm_k(k), freqs)
-        shared = self.heads // self.groups
-        k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
-        seen = attention.optimized_attention(
-            q, k, v, self.heads, mask=mask, skip_reshape=True, transformer_options=options
-        )
-        if picture is not None:
-            seen = patches.attention_output(seen, options, self.heads, picture)
-        return self.to_out(seen)
+        q, k = self.norm_q(q), self.norm_k(k)
+        return self.to_out(attend(q, k, v, freqs, mask, options, picture))
 
 
 class FeedForward(nn.Module):

