@@ -24,7 +24,7 @@ class InstructPixToPix:
             image = resize.common_upscale(
                 image, noise.shape[-1], noise.shape[-2], "bilinear", "center"
             )
-        return self.process_ip2p_image_in(resize.repeat_to_batch_size(image, noise.shape[0]))
+        return self.process_ip2p_image_in(resize.resize_to_batch_size(image, noise.shape[0]))
 
     def process_ip2p_image_in(self, image: Tensor) -> Tensor:
         """Scaling of the latent to edit; Stable Diffusion 1.x takes it as the autoencoder gives

@@ -1,4 +1,4 @@
-"""What inpainting networks are given beside the latent: the mask and the masked picture."""
+"""What networks that inpaint or edit are given beside the latent: the mask and the picture."""
 
 from __future__ import annotations
 
@@ -78,6 +78,16 @@ def test_mask_and_picture_are_those_of_the_conditioning_or_of_the_run() -> None:
             parts = [at_size(mask, rows, columns).round(), at_size(picture, rows, columns)]
             expected = torch.cat([spread(part, batch) for part in parts], dim=1)
         torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-6, msg=str(seed))
+
+
+@pytest.mark.parametrize("given", [1, 2, 3, 5])
+def test_pictures_to_edit_are_spread_over_the_batch(given: int) -> None:
+    model = build(sd15.SD15_instructpix2pix, in_channels=8)
+    pictures = torch.randn(given, 4, 6, 5, generator=torch.Generator().manual_seed(given))
+    for batch in (1, 2, 3, 4):
+        noise = torch.zeros(batch, 4, 6, 5)
+        made = model.concat_cond(noise=noise, device="cpu", concat_latent_image=pictures)
+        assert torch.equal(made, spread(pictures, batch))
 
 
 @pytest.fixture(scope="module")
