@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from comfy import ops
 from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
 from comfy.nn import attention, patches
+from comfy.nn.layout import tokens_of_patches
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
 
@@ -301,7 +302,7 @@ class AsymmDiTJoint(nn.Module):
         count, frames = x.shape[0], x.shape[2]
         rows, columns = (side // patch for side in x.shape[3:])
         cells = self.x_embedder["proj"](rearrange(x, "b c t h w -> (b t) c h w"))
-        tokens = rearrange(cells, "(b t) d h w -> b (t h w) d", b=count)
+        tokens = tokens_of_patches(cells).unflatten(0, (count, frames)).flatten(1, 2)
         if attention_mask is None:
             attention_mask = torch.ones(context.shape[:2], device=context.device)
         # The authors count time from noise to picture.
