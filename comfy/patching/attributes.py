@@ -114,6 +114,12 @@ def get_key_weight(
     return weight, set_function, None
 
 
+def is_of_code(model: Any, key: str) -> bool:
+    """Whether a tensor belongs to the code of its layer's weight, and says nothing without it."""
+    owner, name = owner_of(model, key)
+    return name in (*getattr(owner, "part_names", ()), *getattr(owner, "note_names", ()))
+
+
 def own_tensors(module: nn.Module) -> list[str]:
     """Names of the parameters and buffers a module holds itself."""
     names = [name for name, value in module._parameters.items() if value is not None]

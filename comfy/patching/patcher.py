@@ -296,6 +296,8 @@ class ModelPatcher(OnBaseModule, OptionSetters, ExtensionPoints, WeightLoading):
     def get_key_patches(self, filter_prefix: str | None = None) -> dict[str, list[Any]]:
         """Each weight with its patches, in the form another model's patches can hold.
 
+        What only belongs to the code of a weight, such as its scale, is no weight.
+
         Returns:
             key -> [(weight, convert), patch...]; the weight is the unpatched one.
         """
@@ -303,6 +305,8 @@ class ModelPatcher(OnBaseModule, OptionSetters, ExtensionPoints, WeightLoading):
         out: dict[str, list[Any]] = {}
         for key in self.model_state_dict_keys():
             if filter_prefix is not None and not key.startswith(filter_prefix):
+                continue
+            if attributes.is_of_code(self.model, key):
                 continue
             weight, _, convert = attributes.get_key_weight(self.model, key)
             if key in self.residence.home:

@@ -159,7 +159,9 @@ def _weight_of_other_model(
 ) -> torch.Tensor:
     """Another model's weight with that model's own patches: [(weight, convert), patch...]."""
     source, convert = value[0]
-    own = convert(casting.cast_to_device(source, weight.device, dtype, copy=True), inplace=True)
+    stored_type = None if source.element_size() == 1 else dtype  # codes are decoded as they are
+    moved = casting.cast_to_device(source, weight.device, stored_type, copy=True)
+    own = convert(moved, inplace=True).to(dtype)
     return calculate_weight(value[1:], own, key, intermediate_dtype=dtype)
 
 

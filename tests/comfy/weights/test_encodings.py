@@ -344,6 +344,27 @@ def test_layers_of_plain_float8_weights_multiply_them_as_they_are(
     assert not torch.equal(layer(x), wanted)
 
 
+def test_a_merge_leaves_scales_and_settings_to_their_weights() -> None:
+    patchers, decoded = [], []
+    for seed, largest in ((1, 1.0), (2, 5.0)):
+        weight = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed)) * largest
+        file, plain, _ = coded({"0.weight": weight}, "per layer", prefix="")
+        net = nn.Sequential(ops.disable_weight_init.Linear(16, 8, bias=False, device="meta"))
+        assign_weights(net, file)
+        patchers.append(ModelPatcher(net, CPU, CPU))
+        decoded.append(plain["0.weight"])
+    assert list(patchers[1].get_key_patches()) == ["0.weight"]
+    view = patchers[0].clone()
+    view.add_patches(patchers[1].get_key_patches(), 0.1, 0.9)
+    view.patch_model(CPU)
+    layer: Any = view.model[0]
+    wanted = 0.9 * decoded[0] + 0.1 * decoded[1]
+    got = layer.decode_weight(layer.weight, torch.float32)
+    inside = wanted.abs() <= layer.weight_scale * 448
+    assert ((got - wanted).abs()[inside] <= layer.weight_scale * 32).all()
+    view.unpatch_model()
+
+
 @pytest.mark.parametrize("names", ["kohya", "own", "peft"])
 def test_a_lora_file_finds_coded_weights_under_its_names(
     names: str, tensors: dict[str, Tensor], tmp_path: Path

@@ -17,6 +17,8 @@ from comfy.families import detection
 from comfy.ldm.flux.model import Flux
 from comfy.ops.encoded import EncodedWeight
 from comfy.patching.dynamic import ModelPatcherDynamic
+from comfy.patching.hook_group import HookGroup
+from comfy.patching.hooks import EnumWeightTarget, WeightHook, create_target_dict
 from comfy.patching.patcher import ModelPatcher
 from comfy.saving import save_checkpoint
 from comfy.weights.adapters import LoRAAdapter
@@ -360,6 +362,43 @@ def test_resident_or_streamed_the_prediction_is_the_same(
             decoded = decoded + up @ down
         plain = plain @ decoded.T + file[f"{number}.bias"]
     torch.testing.assert_close(outputs[0], plain, rtol=1e-4, atol=1e-4)
+
+
+def test_a_merge_is_that_of_the_decoded_weights(
+    twin: tuple[ModelPatcher, ModelPatcher], files: Callable[[str], str]
+) -> None:
+    base = loading.load_diffusion_model(files("F32"))
+    merged = []
+    for other in twin:
+        view = base.clone()
+        view.add_patches(other.get_key_patches("diffusion_model."), 0.25, 0.75)
+        view.patch_model(CPU)
+        merged.append(prediction(view.model))
+        view.unpatch_model()
+    assert torch.equal(merged[0], merged[1])
+    assert not torch.equal(merged[0], prediction(base.model))
+
+
+def test_weights_of_a_hook_are_shown_and_taken_off(files: Callable[[str], str]) -> None:
+    patcher = loading.load_diffusion_model(files("Q4_K"))
+    bare = prediction(patcher.model)
+    wanted = patcher.clone()
+    wanted.add_patches(lora_of(patcher.model), 0.8)
+    wanted.patch_model(CPU)
+    changed = prediction(wanted.model)
+    wanted.unpatch_model()
+    hook = WeightHook(strength_model=0.8)
+    hook.weights, hook.need_weight_init = lora_of(patcher.model), False
+    group = HookGroup()
+    group.add(hook)
+    patcher.patch_model(CPU)
+    patcher.register_all_hook_patches(group, create_target_dict(EnumWeightTarget.Model))
+    patcher.apply_hooks(group)
+    shown = prediction(patcher.model)
+    assert (shown - changed).norm() < 0.02 * (changed - bare).norm()  # rounded to float16
+    patcher.apply_hooks(None)
+    assert torch.equal(prediction(patcher.model), bare)
+    patcher.unpatch_model()
 
 
 @pytest.mark.parametrize("patched", [False, True])
