@@ -10,6 +10,7 @@ from torch import Tensor
 
 from comfy import progress
 from comfy.families.family import ModelFamily
+from comfy.ops.encoded import decoded_weights
 from comfy.patching.patcher import ModelPatcher
 from comfy.text_encoders.clip import CLIP
 from comfy.weights import contents, lora_report
@@ -51,10 +52,10 @@ def load_lora_for_models(
     weights: dict[str, Tensor] = {}
     if model is not None:
         keys = model_lora_keys_unet(model.model, keys)
-        weights.update(model.model.state_dict(keep_vars=True))
+        weights.update(decoded_weights(model.model))
     if clip is not None:
         keys = model_lora_keys_clip(clip.cond_stage_model, keys)
-        weights.update(clip.cond_stage_model.state_dict(keep_vars=True))
+        weights.update(decoded_weights(clip.cond_stage_model))
     title, name = _title(model), os.path.basename(path or "the LoRA")
     patches, unread = read_patches(convert_lora(lora), keys)
     require_match(patches, lora, path or "the LoRA", title)

@@ -40,6 +40,7 @@ from comfy.text_encoders import (
     umt5,
 )
 from comfy.text_encoders.clip import CLIP
+from comfy.text_encoders.mmproj import with_tower
 from comfy.text_encoders.vocabularies import EMBEDDED_NAMES, vocabularies_of, vocabulary_beside
 from comfy.weights import state_dict as files
 from comfy.weights.encodings import gathered
@@ -85,7 +86,7 @@ def load_clip(
     for path in ckpt_paths:
         tensors, header = files.load_torch_file(path, return_metadata=True)
         with naming(path):
-            part = as_clip_keys(tensors)
+            part = with_tower(as_clip_keys(tensors), path)
         if detect_encoder(part) is None:
             unsupported = unsupported_encoder(part)
             found = f"no known text encoder: {state_dict_in_words(tensors)}"

@@ -213,3 +213,13 @@ def state_dict_for_file(module: nn.Module) -> dict[str, torch.Tensor]:
         for name in (*layer.part_names, *layer.note_names):
             del saved[f"{prefix}{name}"]
     return saved
+
+
+def decoded_weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A network's tensors by key, with empty ones of the decoded shape for weights in a code."""
+    weights: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
+    for path, layer in module.named_modules():
+        if isinstance(layer, EncodedWeight):
+            key = f"{path}.weight" if path else "weight"
+            weights[key] = torch.empty(layer.decoded_shape(), device="meta")
+    return weights

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from comfy.ops.encoded import decoded_weights
 from comfy.patching.keyframes import HookKeyframeGroup
 from comfy.patching.wrappers import merge_nested_dicts
 from comfy.weights import lora_report
@@ -213,7 +214,7 @@ class WeightHook(Hook):
         weights, unread = read_patches(lora, keys(module, {}))
         unread = lora_report.of_wanted(unread, network=not to_clip, encoder=to_clip)
         lora_report.warn_unread(unread, lora, self.lora_name)
-        wrong = lora_report.misfits(weights, module.state_dict(keep_vars=True))
+        wrong = lora_report.misfits(weights, decoded_weights(module))
         lora_report.leave_out(wrong, weights, lora, self.lora_name)
         return weights
 

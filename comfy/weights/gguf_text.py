@@ -60,17 +60,33 @@ GEMMA_NAMES: dict[str, str] = {
     "blk.N.ffn_norm": "model.layers.N.pre_feedforward_layernorm",
     "blk.N.post_ffw_norm": "model.layers.N.post_feedforward_layernorm",
 }
+TOWER_NAMES: dict[str, str] = {
+    "v.patch_embd": "visual.patch_embed.proj",
+    "v.post_ln": "visual.merger.ln_q",
+    "mm.0": "visual.merger.mlp.0",
+    "mm.2": "visual.merger.mlp.2",
+    "v.blk.N.ln1": "visual.blocks.N.norm1",
+    "v.blk.N.ln2": "visual.blocks.N.norm2",
+    "v.blk.N.attn_qkv": "visual.blocks.N.attn.qkv",
+    "v.blk.N.attn_out": "visual.blocks.N.attn.proj",
+    "v.blk.N.ffn_gate": "visual.blocks.N.mlp.gate_proj",
+    "v.blk.N.ffn_up": "visual.blocks.N.mlp.up_proj",
+    "v.blk.N.ffn_down": "visual.blocks.N.mlp.down_proj",
+}
+"""Of the picture tower of Qwen 2.5 VL, which has a file of its own (mmproj)."""
+
 # Architectures, as headers name them -> names of their weights.
 ARCHITECTURES: dict[str, dict[str, str]] = {
     **dict.fromkeys(("t5", "t5encoder", "umt5"), T5_NAMES),
     **dict.fromkeys(("llama", "mistral3", "qwen2", "qwen2vl", "qwen3", "qwen3vl"), LLM_NAMES),
     **dict.fromkeys(("gemma2", "gemma3"), GEMMA_NAMES),
+    "clip": TOWER_NAMES,
 }
 TURNING_NEIGHBOURS = ("llama", "mistral3")  # whose queries and keys have another order
 COUNTING_FROM_ZERO = ("gemma2", "gemma3")
 # Tensors that no text encoder needs: the way back to words, and tables that follow from sizes.
 UNUSED = re.compile(r"^(dec\.|output\.weight$|rope_freqs|rope_factors)")
-OF_LLAMA_CPP = re.compile(r"^(enc\.)?blk\.\d+\.attn_")
+OF_LLAMA_CPP = re.compile(r"^(enc\.|v\.)?blk\.\d+\.attn_")
 
 
 def published(
@@ -95,6 +111,8 @@ def published(
             f"this is a language model of the architecture {kind!r}",
             f"choose one that is used as a text encoder ({', '.join(ARCHITECTURES)})",
         )
+    if names is TOWER_NAMES:
+        tensors = _joined_tower(tensors)
     if kind in TURNING_NEIGHBOURS:
         tensors = {**tensors, **dict(_with_turning_halves(tensors, facts, kind, path))}
     if kind in COUNTING_FROM_ZERO:
@@ -116,6 +134,20 @@ def _name(key: str, names: Mapping[str, str]) -> str:
     if found is None:
         return key  # reported with the other keys that have no place
     return f"{found if number is None else found.replace('.N.', f'.{number[0]}.')}.{last}"
+
+
+def _joined_tower(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A tower with queries, keys and values in one layer, and both pictures of a patch in one."""
+    joined = dict(tensors)
+    for key in tensors:
+        if ".attn_q." in key:
+            parts = [joined.pop(key.replace(".attn_q.", f".attn_{part}."), None) for part in "qkv"]
+            if all(part is not None for part in parts):
+                joined[key.replace(".attn_q.", ".attn_qkv.")] = torch.cat(parts)  # type: ignore[arg-type]
+    second = joined.pop("v.patch_embd.weight.1", None)
+    if second is not None:
+        joined["v.patch_embd.weight"] = torch.stack([joined["v.patch_embd.weight"], second], dim=2)
+    return joined
 
 
 def _without_gate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

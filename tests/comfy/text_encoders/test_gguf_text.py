@@ -20,7 +20,7 @@ from comfy.text_encoders import hunyuan_video, lumina2, qwen, t5_pieces
 from comfy.text_encoders.sentencepiece_file import read_piece_file
 from comfy.weights import gguf_text, gguf_vocabulary
 from comfy.weights.errors import UnknownWeightFormatError
-from tests.comfy.families.test_qwen import pieces
+from tests.comfy.families.test_qwen import pieces, text_encoder
 from tests.comfy.families.test_transformers import random_like
 from tests.comfy.test_text_loading import t5
 from tests.comfy.text_encoders.test_lumina2 import gemma
@@ -232,3 +232,42 @@ def test_an_encoder_with_published_names_keeps_them(tmp_path: Path) -> None:
     path = gguf_files.write(tmp_path / "p.gguf", weights, "F32", {"general.architecture": "pig"})
     found = weights_of(text_loading.load_clip([str(path)]), qwen.QWEN3_4B)
     assert found.keys() == weights.keys()
+
+
+def of_tower(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A picture tower as llama.cpp writes it: both pictures of a patch, and q, k, v, apart."""
+    names = {theirs: ours for ours, theirs in gguf_text.TOWER_NAMES.items()}
+    made: dict[str, Tensor] = {}
+    for key, value in weights.items():
+        layer, _, last = key.rpartition(".")
+        number = re.search(r"\.blocks\.(\d+)\.", layer)
+        name = names[layer.replace(f".{number[1]}.", ".N.") if number else layer]
+        name = name.replace(".N.", f".{number[1]}.") if number else name
+        if name == "v.patch_embd":
+            made["v.patch_embd.weight"], made["v.patch_embd.weight.1"] = value.unbind(2)
+        elif name.endswith("attn_qkv"):
+            for part, rows in zip("qkv", value.chunk(3)):
+                made[f"{name.removesuffix('qkv')}{part}.{last}"] = rows
+        else:
+            made[f"{name}.{last}"] = value
+    return made
+
+
+@pytest.mark.parametrize("beside", ["fits", "another width", "nothing"])
+def test_a_picture_tower_beside_the_encoder_is_taken_with_it(beside: str, tmp_path: Path) -> None:
+    pieces(tmp_path)
+    weights = text_encoder(qwen.QWEN25_7B, 32, sees=True)
+    tower = {key: value for key, value in weights.items() if key.startswith("visual.")}
+    text = {key: value for key, value in weights.items() if key not in tower}
+    theirs = of_llama_cpp(text, "qwen2vl")
+    path = gguf_files.write(tmp_path / "Qwen-Q8_0.gguf", theirs, "F32", facts("qwen2vl"))
+    if beside != "nothing":
+        other = of_tower(tower)
+        if beside == "another width":
+            other["mm.2.weight"] = torch.cat([other["mm.2.weight"]] * 2)
+        told = {"general.architecture": "clip"}
+        gguf_files.write(tmp_path / "Qwen-mmproj-f16.gguf", other, "F32", told)
+    found = weights_of(text_loading.load_clip([str(path)]), qwen.QWEN25_7B)
+    wanted = weights if beside == "fits" else text
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)

@@ -24,6 +24,7 @@ from comfy.saving import save_checkpoint
 from comfy.weights.adapters import LoRAAdapter
 from comfy.weights.assign import assign_weights
 from comfy.weights.errors import (
+    NoMatchingWeightsError,
     TruncatedWeightFileError,
     UnknownWeightFormatError,
     WeightFileError,
@@ -320,6 +321,23 @@ def test_a_lora_is_added_to_decoded_weights_at_use_and_leaves_no_trace(
     assert (changed[0] - bare).norm() > 0.001 * bare.norm()
     assert all(torch.equal(v, before[k]) for k, v in twin[0].model.state_dict().items())
     assert torch.equal(prediction(twin[0].model), bare)
+
+
+def test_a_lora_of_another_size_is_refused_as_for_plain_weights(
+    files: Callable[[str], str],
+) -> None:
+    patcher = loading.load_diffusion_model(files("Q4_K"))
+    stem = "diffusion_model.double_blocks.0.img_attn.proj"
+    lora = {
+        f"{stem}.lora_up.weight": torch.ones(200, 2),
+        f"{stem}.lora_down.weight": torch.ones(2, 256),
+    }
+    with pytest.raises(NoMatchingWeightsError, match="other sizes than the weights"):
+        loading.load_lora_for_models(patcher, None, lora, 1.0, 0.0)
+    lora[f"{stem}.lora_up.weight"] = torch.ones(256, 2)
+    view, _ = loading.load_lora_for_models(patcher, None, lora, 1.0, 0.0)
+    assert view is not None
+    assert list(view.patches) == [f"{stem}.weight"]
 
 
 @pytest.mark.parametrize("patched", [False, True])
