@@ -95,3 +95,37 @@ def with_pre_cfg(model: Any, change: Callable[[Facts], list[Tensor]]) -> io.Node
     view = model.clone()
     view.set_model_sampler_pre_cfg_function(before)
     return io.NodeOutput(view)
+
+
+class Replacement:
+    """What stands in for blocks of a network in a further estimate, and whether it was asked for.
+
+    Args:
+        function: The replacement.
+        places: Which blocks, for the person at the graph.
+    """
+
+    def __init__(self, function: Callable[..., Any], places: str) -> None:
+        self.function, self.places = function, places
+        self._was_asked = self._was_judged = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._was_asked = True
+        return self.function(*args, **kwargs)
+
+    def say_if_unasked(self, estimate: Tensor) -> None:
+        """Say, after the first estimate, that the network has none of the blocks.
+
+        Args:
+            estimate: What was made with it; zeros where no entry was active.
+        """
+        if self._was_judged or not bool(estimate.any()):
+            return
+        self._was_judged = True
+        if not self._was_asked:
+            progress.warn(
+                logger,
+                "a guidance node has no effect on this kind of model, which has none of the blocks "
+                "it replaces (%s); choose others, or take the node out",
+                self.places,
+            )

@@ -10,7 +10,7 @@ from comfy.patching.options import create_model_options_clone, set_model_options
 from comfy.sampling import batching
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
-from comfy_extras.guidance import Facts
+from comfy_extras.guidance import Facts, Replacement
 
 
 def only_itself(q: Tensor, k: Tensor, v: Tensor, extra_options: Any, mask: Any = None) -> Tensor:
@@ -39,14 +39,17 @@ class PerturbedAttentionGuidance(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, scale: float) -> io.NodeOutput:
+        blind = Replacement(only_itself, "self-attention of the middle block of a UNet")
+
         def change(facts: Facts) -> Tensor:
             if scale == 0:
                 return facts["denoised"]
             options = create_model_options_clone(facts["model_options"])
-            options = set_model_options_patch_replace(options, only_itself, "attn1", "middle", 0)
+            options = set_model_options_patch_replace(options, blind, "attn1", "middle", 0)
             (perturbed,) = batching.calc_cond_batch(
                 facts["model"], [facts["cond"]], facts["input"], facts["sigma"], options
             )
+            blind.say_if_unasked(perturbed)
             return facts["denoised"] + (facts["cond_denoised"] - perturbed) * scale
 
         view = model.clone()

@@ -15,7 +15,7 @@ from comfy.patching.options import create_model_options_clone, set_model_options
 from comfy.sampling import batching
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
-from comfy_extras.guidance import Facts
+from comfy_extras.guidance import Facts, Replacement
 
 
 def layers_of(text: str) -> list[int]:
@@ -29,15 +29,23 @@ def unchanged(args: dict[str, Any], extra_args: dict[str, Any]) -> dict[str, Any
     return args
 
 
-def without_layers(
-    options: dict[str, Any], double_layers: list[int], single_layers: list[int]
-) -> dict[str, Any]:
-    """A copy of a run's options in which blocks are skipped."""
-    skipping = create_model_options_clone(options)
-    for kind, layers in (("double_block", double_layers), ("single_block", single_layers)):
-        for layer in layers:
-            skipping = set_model_options_patch_replace(skipping, unchanged, "dit", kind, layer)
-    return skipping
+class Skipping:
+    """Blocks that a further estimate goes without."""
+
+    def __init__(self, double_layers: list[int], single_layers: list[int]) -> None:
+        self.layers = {"double_block": double_layers, "single_block": single_layers}
+        named = (f"{kind} {number}" for kind, layers in self.layers.items() for number in layers)
+        self.replacement = Replacement(unchanged, ", ".join(named))
+
+    def options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """A copy of a run's options in which the blocks are skipped."""
+        skipping = create_model_options_clone(options)
+        for kind, layers in self.layers.items():
+            for layer in layers:
+                skipping = set_model_options_patch_replace(
+                    skipping, self.replacement, "dit", kind, layer
+                )
+        return skipping
 
 
 class Span:
@@ -61,15 +69,17 @@ def guided_by_skipping(
     rescaling_scale: float,
 ) -> Any:
     """A view of the model that is guided away from itself without some layers."""
+    skipping = Skipping(double_layers, single_layers)
 
     def change(facts: Facts) -> Tensor:
         guided = facts["denoised"]
         if scale <= 0 or not span.holds(facts["sigma"]):
             return guided
-        options = without_layers(facts["model_options"], double_layers, single_layers)
+        options = skipping.options(facts["model_options"])
         (skipped,) = batching.calc_cond_batch(
             facts["model"], [facts["cond"]], facts["input"], facts["sigma"], options
         )
+        skipping.replacement.say_if_unasked(skipped)
         guided = guided + (facts["cond_denoised"] - skipped) * scale
         spread = guided.std()
         if rescaling_scale != 0 and spread > 0:
@@ -168,16 +178,18 @@ class SkipLayerGuidanceDiTSimple(io.ComfyNode):
         double, single = layers_of(double_layers), layers_of(single_layers)
         if not double and not single:
             return io.NodeOutput(model)
-        span = Span(model, start_percent, end_percent)
+        span, skipping = Span(model, start_percent, end_percent), Skipping(double, single)
 
         def calculate(facts: Facts) -> list[Tensor]:
             conds, network, x = facts["conds"], facts["model"], facts["input"]
             sigma, options = facts["sigma"], facts["model_options"]
             if not span.holds(sigma) or len(conds) < 2 or conds[1] is None:
                 return batching.calc_cond_batch(network, conds, x, sigma, options)
-            skipping = without_layers(options, double, single)
             (positive,) = batching.calc_cond_batch(network, conds[:1], x, sigma, options)
-            _, negative = batching.calc_cond_batch(network, [None, conds[1]], x, sigma, skipping)
+            _, negative = batching.calc_cond_batch(
+                network, [None, conds[1]], x, sigma, skipping.options(options)
+            )
+            skipping.replacement.say_if_unasked(negative)
             return [positive, negative]
 
         view = model.clone()

@@ -26,6 +26,7 @@ from comfy_extras import (
     nodes_pag,
     nodes_perpneg,
     nodes_sag,
+    nodes_slg,
     nodes_tcfg,
     nodes_video_model,
 )
@@ -172,3 +173,41 @@ def test_a_guider_says_which_nodes_have_no_effect_with_it(
         assert torch.equal(made(node), plain)
         assert len(said) == 1
         assert "has no effect with it" in said.pop()
+
+
+class BlocksModel(ClosedFormModel):
+    """Has the one block ("double_block", 2)."""
+
+    def apply_model(self, *args: Any, transformer_options: Any = None, **kwargs: Any) -> Tensor:
+        table = transformer_options.get("patches_replace", {}).get("dit", {})
+        if ("double_block", 2) in table:
+            table["double_block", 2]({}, {})
+        return super().apply_model(*args, transformer_options=transformer_options, **kwargs)
+
+
+def skipping(double: str, single: str) -> list[Node]:
+    return [
+        lambda m: nodes_slg.SkipLayerGuidanceDiT.execute(m, 2.0, 0.0, 1.0, double, single)[0],
+        lambda m: nodes_slg.SkipLayerGuidanceDiTSimple.execute(m, 0.0, 1.0, double, single)[0],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "notes"),
+    [(skipping("2", "7"), 0), (skipping("3", "2"), 1), ([OTHERS["PAG"]], 1)],
+)
+def test_a_node_that_replaces_no_block_of_the_network_says_so_once(
+    nodes: list[Node], notes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("comfy.progress.NOTE_HOOK", said.append)
+    latent = torch.zeros(1, 4, 4, 4)
+    for node in nodes:
+        run.sample_custom(
+            node(patcher(BlocksModel())), noise.prepare_noise(latent, 1), 3.0,
+            samplers.ksampler("euler"), torch.tensor([8.0, 4.0, 1.0, 0.0]),
+            conditioning([0.5] * 4, start_percent=0.2), conditioning([-0.1] * 4), latent,
+            disable_pbar=True, seed=1,
+        )  # fmt: skip
+        assert len(said) == notes, said
+        assert not said or "has none of the blocks" in said.pop()
