@@ -115,6 +115,13 @@ def preview_method(
     named = str(extra_data.get("preview_method") or "")
     if cli_args.LatentPreviewMethod.from_string(named) is not None:
         return named
+    if named not in ("", "default"):  # as the editor calls the server's own choice
+        known = ", ".join(method.value for method in cli_args.LatentPreviewMethod)
+        logger.warning(
+            "extra_data names the preview method %.60r, which there is not; known: default, %s",
+            named,
+            known,
+        )
     client = server.sockets_metadata.get(str(extra_data.get("client_id")), {})
     understands = client.get("feature_flags", {}).get("supports_preview_metadata")
     return "auto" if args.automatic_previews and understands else None

@@ -23,6 +23,7 @@ from comfy_execution.registry import Registry, SpecTable, installed
 from comfy_execution.spec import InputInfo, NodeSpec
 from comfy_execution.turns import Turns
 from comfy_execution.types import accepts
+from comfy_execution.wire import json_kind
 
 MOST_CYCLES = 16
 """Cycles that are reported in full; of further ones only the node that closes them."""
@@ -116,7 +117,7 @@ class _Validation:
         for node_id, node in self.prompt.items():
             if not isinstance(node, dict):
                 return errors.not_a_prompt(
-                    f"node '{node_id}' is a {type(node).__name__}; expected an object with "
+                    f"node '{node_id}' is {json_kind(node)}; expected an object with "
                     "class_type and inputs"
                 )
             class_type = node.get("class_type")

@@ -7,9 +7,25 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+JSON_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (bool, "a boolean"),  # before numbers, which Python counts it among
+    ((int, float), "a number"),
+    (str, "a string"),
+    (list, "a list"),
+    (dict, "an object"),
+)
+
 
 class NotJsonError(TypeError):
     """A value that JSON cannot carry; the message says where it sits and what it is."""
+
+
+def json_kind(value: Any) -> str:
+    """What a value that came as JSON is, in JSON's words, with its article."""
+    for kinds, name in JSON_KINDS:
+        if isinstance(value, kinds):
+            return name
+    return "null"
 
 
 def strict_json(value: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from aiohttp import web
 
 from comfy_execution.turns import Turns
-from comfy_execution.wire import dump_json
+from comfy_execution.wire import dump_json, json_kind
 
 MAX_DEPTH = 200
 MAX_VALUES = 750_000
@@ -183,10 +183,5 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     """As `read_json`, for routes that want a JSON object."""
     value = await read_json(request)
     if not isinstance(value, dict):
-        raise BadJson(f"the body must be a JSON object, found {_kind(value)}")
+        raise BadJson(f"the body must be a JSON object, found {json_kind(value)}")
     return value
-
-
-def _kind(value: Any) -> str:
-    names = {type(None): "null", bool: "a boolean", str: "a string", list: "a list"}
-    return names.get(type(value), "a number")

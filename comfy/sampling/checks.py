@@ -284,7 +284,10 @@ def check_sigmas(levels: Sequence[float]) -> None:
     falls = any(following < sigma for sigma, following in pairwise(levels))
     rise = first_rise(levels)
     if falls and rise is not None:
-        raise ValueError(_rise_message(levels, rise) + "levels go one way")
+        raise ValueError(
+            _rise_message(levels, rise) + "levels go one way; sort them so that all fall, or let "
+            "all rise, as FlipSigmas does"
+        )
 
 
 def check_descending(levels: Sequence[float]) -> None:

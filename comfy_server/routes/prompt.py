@@ -22,6 +22,7 @@ from comfy_execution.items import (
     Submission,
     SubmissionKind,
 )
+from comfy_execution.wire import json_kind
 from comfy_server.auth import bounded_user, owner_of
 from comfy_server.completions import COMPLETIONS
 from comfy_server.describe import FLAG, describe, ref
@@ -155,7 +156,7 @@ async def read_body(request: web.Request) -> dict[str, Any]:
         raise PromptRefused(
             "invalid_json",
             "The request is not a JSON object",
-            f'expected {{"prompt": {{...}}}}, found {type(body).__name__}',
+            f'expected {{"prompt": {{...}}}}, found {json_kind(body)}',
         )
     return body
 
@@ -219,7 +220,7 @@ def _optional(body: dict[str, Any], name: str, kind: type, expected: str) -> Any
         raise PromptRefused(
             f"invalid_{name}",
             f"The field {name} is not {expected}",
-            f"{name} must be {expected}, found {type(value).__name__}",
+            f"{name} must be {expected}, found {json_kind(value)}",
             input_name=name,
         )
     return value
@@ -273,7 +274,7 @@ def _graph(body: dict[str, Any], most_nodes: int) -> dict[str, Any]:
         raise PromptRefused(
             "invalid_prompt",
             "The prompt is not an object",
-            f"prompt must map node ids to nodes, found {type(prompt).__name__}",
+            f"prompt must map node ids to nodes, found {json_kind(prompt)}",
         )
     if _is_editor_graph(prompt):
         raise _editor_graph_refused()

@@ -124,6 +124,15 @@ def test_the_bound_that_a_browser_rounds_is_the_bound(
     assert prompt["1"]["inputs"]["seed"] == (json.loads(written) if meant is None else meant)
 
 
+@pytest.mark.parametrize(
+    ("entry", "words"), [(5, "a number"), (None, "null"), ("x", "a string"), ([], "a list")]
+)
+def test_what_is_no_node_is_told_in_words_of_json(entry: Any, words: str) -> None:
+    result = check({"1": entry})
+    assert result.error is not None
+    assert result.error["details"].startswith(f"node '1' is {words}; expected an object")
+
+
 def test_a_long_option_list_is_not_repeated() -> None:
     kind = node("Kind", {"required": {"x": ([str(i) for i in range(21)],)}})
     result = check(with_show(make("Kind", x="no")), {"Kind": kind})

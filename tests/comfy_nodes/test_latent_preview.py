@@ -446,3 +446,18 @@ def test_a_decoder_waits_until_the_run_can_pay_for_it(
         assert len(stood_in) >= 19
         assert not decoded or max(stood_in) < min(decoded)
     assert len(decoded) == 2
+
+
+@pytest.mark.parametrize("named", [None, "default", "none", "pretty", 5])
+def test_a_prompt_that_names_no_known_method_leaves_the_server_s_and_says_so(
+    named: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    import main
+
+    asked = main.preview_method(
+        {"preview_method": named},
+        SimpleNamespace(automatic_previews=True),
+        SimpleNamespace(sockets_metadata={}),
+    )
+    assert asked == ("none" if named == "none" else None)
+    assert ("known: default, none, auto" in caplog.text) == (named in ("pretty", 5))
