@@ -158,8 +158,8 @@ def sample_ddpm(
         else:
             bar, bar_next = alpha_bar[run.index], alpha_bar[run.index + 1]
             alpha = bar / bar_next
-            noise = (x - denoised) / sigma * ((1 - alpha) / (1 - bar).sqrt())
-            x = (x / scale[run.index] - noise) * (1 / alpha).sqrt() * scale[run.index + 1]
+            noise = (1 - alpha) * ((x - denoised) / sigma) / (1 - bar).sqrt()
+            x = (1 / alpha).sqrt() * (x / scale[run.index] - noise) * scale[run.index + 1]
             share = ((1 - alpha) * (1 - bar_next) / (1 - bar)).sqrt()
             sigma_up = float(share * scale[run.index + 1])
         if sigma_next > 0:

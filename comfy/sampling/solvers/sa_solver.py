@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -40,17 +41,24 @@ def get_tau_interval_func(start_sigma: float, end_sigma: float, eta: float = 1.0
 
 
 def _moments(start: Tensor, end: Tensor, rate: float, count: int) -> Tensor:
-    """rate * integral over [start, end] of e^(rate (s - end)) * s^k, for k < count.
-
-    By parts: of the antiderivative the d-th term is (-1)^d * k! / (k - d)! * s^(k - d) / rate^d.
-    """
+    """rate * integral over [start, end] of e^(rate (s - end)) * s^k, for k < count."""
     powers = torch.arange(count, dtype=start.dtype)
     ends = end**powers - start**powers * torch.exp(rate * (start - end))
+    return torch.tensor(_parts(count, rate, start.dtype), dtype=start.dtype) @ ends
+
+
+@lru_cache(maxsize=64)
+def _parts(count: int, rate: float, dtype: torch.dtype) -> list[list[float]]:
+    """Integration by parts: factors of s^j in rate * e^(-rate s) * integral of e^(rate s) * s^k.
+
+    For d = k - j from 0 on they are (-1)^d * k! / j! / rate^d.
+    """
+    powers = torch.arange(count, dtype=dtype)
     depth = powers[:, None] - powers
     log_factorials = (powers + 1).lgamma()
-    log_sizes = log_factorials[:, None] - log_factorials - depth * math.log(rate)
-    signs = torch.where(depth % 2 == 0, 1.0, -1.0)
-    return (log_sizes.exp() * signs).tril() @ ends
+    sizes = (log_factorials[:, None] - log_factorials - depth * math.log(rate)).exp()
+    factors: list[list[float]] = (sizes * (1 - 2 * (depth % 2)) * (depth >= 0)).tolist()
+    return factors
 
 
 def adams_weights(

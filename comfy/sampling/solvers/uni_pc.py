@@ -20,9 +20,11 @@ from torch import Tensor
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
 
 MAX_ORDER = 3
-# The last step goes to this level instead of to zero, where half-log-SNR is infinite, or to half of
-# the level before it where that is not above.
+# The last step goes to this level instead of to zero, where half-log-SNR is infinite. From the few
+# schedules that come below it, it goes up again a little, as pictures were made; from levels that
+# single precision hardly tells from clean, it goes to their half.
 NEARLY_CLEAN = 0.001
+HARDLY_NOISY = 2.5e-4
 
 
 def _weights(distances: Sequence[float], h: float, scale: float) -> list[float]:
@@ -117,7 +119,7 @@ def _sample(run: Trajectory, x: Tensor, sigmas: Tensor, variant: str) -> Tensor:
     if run.levels[-1] == 0:
         # In place: whoever unmixes the result has to know the level that was really reached.
         before = run.levels[-2]
-        sigmas[-1] = ends[-1] = NEARLY_CLEAN if before > NEARLY_CLEAN else before / 2
+        sigmas[-1] = ends[-1] = NEARLY_CLEAN if before > HARDLY_NOISY else before / 2
     levels = _single_precision_levels(ends)
     order = max(1, min(MAX_ORDER, run.steps - 1))
     state = _Multistep(variant)

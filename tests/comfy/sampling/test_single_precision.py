@@ -1,0 +1,259 @@
+"""Runs whose steps are so short, or levels so low, that a rounded factor is a digit of the picture.
+
+Each method is written here a second time from its paper, operation by operation in single
+precision, as pictures were made; in double precision each of these runs ends elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from comfy.sampling import noise_levels, schedules, solvers
+from comfy.sampling.parameterisation import CONST
+from tests.comfy.sampling.support import NEGATIVE, POSITIVE, two_gaussians
+
+SMALL = (1, 4, 8, 8)
+
+
+class Guided:
+    """The closed-form estimate with guidance, which amplifies near clean levels."""
+
+    def __init__(self, kind: str, settings: dict[str, Any]) -> None:
+        config = SimpleNamespace(sampling_settings=settings)
+        self.sampling = noise_levels.build_model_sampling(kind, config)
+        self.inner_model = SimpleNamespace(
+            inner_model=SimpleNamespace(model_sampling=self.sampling)
+        )
+        self.flow = isinstance(self.sampling, CONST)
+
+    def __call__(self, x: Tensor, sigma: Tensor, **kwargs: Any) -> Tensor:
+        level = sigma.reshape(-1, 1, 1, 1)
+        wanted, avoided = (
+            two_gaussians(x, level, torch.tensor(centre).reshape(1, 4, 1, 1), self.flow)
+            for centre in (POSITIVE, NEGATIVE)
+        )
+        return avoided + (wanted - avoided) * 3.0
+
+    def at(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return self(x, sigma.expand(len(x)))
+
+    def half_log_snr(self, sigma: Tensor) -> Tensor:
+        return -(sigma.logit() if self.flow else sigma.log())
+
+
+class Draws:
+    """The same noise for both runs."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(11)
+
+    def __call__(self, sigma: Any, sigma_next: Any) -> Tensor:
+        return torch.randn(SMALL, generator=self.generator)
+
+
+def noisy_levels(sigmas: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Steps between levels above zero."""
+    yield from ((i, *pair) for i, pair in enumerate(pairwise(sigmas)) if pair[1] > 0)
+
+
+def ddpm(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
+    for sigma, after in pairwise(sigmas):
+        noise = (x - model.at(x, sigma)) / sigma
+        bar, bar_after = (1 / (level * level + 1) for level in (sigma, after))
+        alpha = bar / bar_after
+        unit = x / torch.sqrt(1 + sigma**2)
+        mean = (1 / alpha).sqrt() * (unit - (1 - alpha) * noise / (1 - bar).sqrt())
+        if after > 0:
+            variance = (1 - alpha) * (1 - bar_after) / (1 - bar)
+            mean = (mean + variance.sqrt() * draw(sigma, after)) * torch.sqrt(1 + after**2)
+        x = mean
+    return x
+
+
+def er_sde(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
+    def phi(level: Tensor) -> Tensor:
+        return level * ((level**0.3).exp() + 10)
+
+    levels = model.half_log_snr(sigmas).neg().exp()
+    estimates: list[Tensor] = []
+    slopes: list[Tensor] = []
+    for i, sigma, after in noisy_levels(sigmas):
+        estimates.append(model.at(x, sigma))
+        start, end = levels[i], levels[i + 1]
+        alpha, share, step = after / end, phi(end) / phi(start), end - start
+        x = alpha / (sigma / start) * share * x + alpha * (1 - share) * estimates[-1]
+        width = -step / 200
+        places = end + torch.arange(200.0) * width
+        if i >= 1:
+            slopes.append((estimates[-1] - estimates[-2]) / (start - levels[i - 1]))
+            area = (1 / phi(places)).sum() * width
+            x = x + alpha * (step + area * phi(end)) * slopes[-1]
+        if i >= 2:
+            bend = (slopes[-1] - slopes[-2]) / ((start - levels[i - 2]) / 2)
+            area = ((places - start) / phi(places)).sum() * width
+            x = x + alpha * (step**2 / 2 + area * phi(end)) * bend
+        x = x + alpha * draw(sigma, after) * (end**2 - start**2 * share**2).sqrt()
+    return model.at(x, sigmas[-2])
+
+
+def dpmpp_3m_sde(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
+    lambdas = model.half_log_snr(sigmas)
+    h = lambdas.diff()
+    estimates: list[Tensor] = []
+    for i, sigma, after in noisy_levels(sigmas):
+        estimates.append(model.at(x, sigma))
+        alpha, twice = after * lambdas[i + 1].exp(), 2 * h[i]
+        x = after / sigma * (-h[i]).exp() * x - alpha * (-twice).expm1() * estimates[-1]
+        phi_2 = (-twice).expm1() / twice + 1
+        if i >= 1:
+            slope = (estimates[-1] - estimates[-2]) / (h[i - 1] / h[i])
+        if i >= 2:
+            ratio, before = h[i - 1] / h[i], h[i - 2] / h[i]
+            bend = (slope - (estimates[-2] - estimates[-3]) / before) / (ratio + before)
+            x = x + alpha * phi_2 * (slope + bend * ratio) - alpha * (phi_2 / twice - 0.5) * bend
+        elif i == 1:
+            x = x + alpha * phi_2 * slope
+        x = x + draw(sigma, after) * after * (-twice).expm1().neg().sqrt()
+    return model.at(x, sigmas[-2])
+
+
+def deis(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
+    high, low = (torch.log(torch.tensor(level) ** 2 + 1) for level in (80.0, 0.002))
+    rise = 2 * (low / 1e-3 - high) / (1e-3 - 1)
+    start = high - 0.5 * rise
+    times = ((start**2 + 2 * rise * (sigmas**2 + 1).log()).sqrt() - start) / rise
+    slopes: list[Tensor] = []
+    for i, sigma, after in noisy_levels(sigmas):
+        slopes = [(x - model.at(x, sigma)) / sigma, *slopes][:3]
+        if i == 0:
+            x = x + (after - sigma) * slopes[0]
+            continue
+        places = torch.linspace(float(times[i]), float(times[i + 1]), 10_000)
+        alpha = torch.exp(-(0.5 * rise * places + start) * places)
+        speed = 0.5 * (rise * places + start) / torch.sqrt(alpha * (1 - alpha))
+        nodes = times[[i - back for back in range(len(slopes))]]
+        for j, slope in enumerate(slopes):
+            basis = torch.ones_like(places)
+            for other in (*nodes[:j], *nodes[j + 1 :]):
+                basis = basis * (places - other) / (nodes[j] - other)
+            x = x + (speed * basis).sum() * (times[i + 1] - times[i]) / 10_000 * slope
+    return model.at(x, sigmas[-2])
+
+
+def adams(nodes: Tensor, start: Tensor, end: Tensor) -> Tensor:
+    """Weights that integrate 2 e^(2 (s - end)) times the polynomial through the nodes."""
+    powers = torch.arange(float(len(nodes)))
+    ends = end**powers - start**powers * (-2 * (end - start)).exp()
+    depth = powers[:, None] - powers
+    factorials = (powers + 1).lgamma()
+    sizes = (factorials[:, None] - factorials - depth * math.log(2)).exp()
+    terms = sizes * (-1) ** depth.abs() * (depth >= 0)
+    return torch.linalg.solve(torch.vander(nodes, increasing=True).T, terms @ ends)
+
+
+def sa_solver(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
+    """With the noise of the whole reverse-time equation."""
+    lambdas, last = model.half_log_snr(sigmas), len(sigmas) - 2
+    estimates: list[Tensor] = []
+
+    def step(x: Tensor, order: int, newest: int, i: int, noise: Any) -> Tensor:
+        nodes = lambdas[newest + 1 - order : newest + 1]
+        weights = adams(nodes, lambdas[i], lambdas[i + 1])
+        mean = sum(weight * each for weight, each in zip(weights, estimates[-order:]))
+        after, h = sigmas[i + 1], lambdas[i + 1] - lambdas[i]
+        kept = after / sigmas[i] * (-h).exp() * x + after * lambdas[i + 1].exp() * mean
+        return kept + noise * after * (-2 * h).expm1().neg().sqrt()
+
+    predicted, noise = x, torch.zeros(())
+    for i, sigma, after in noisy_levels(sigmas):
+        estimates.append(model.at(predicted, sigma))
+        x = step(x, min(4, i + 1, last + 1 - i), i, i - 1, noise) if i else predicted
+        noise = draw(sigma, after)
+        predicted = step(x, min(3, i + 1, last - i), i, i, noise)
+    return model.at(predicted, sigmas[-2])
+
+
+METHODS: dict[str, Callable[..., Tensor]] = {
+    "ddpm": ddpm, "er_sde": er_sde, "dpmpp_3m_sde": dpmpp_3m_sde, "deis": deis,
+    "sa_solver": sa_solver,
+}  # fmt: skip
+EDM = ("EDM", {"sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5})
+ZERO_SNR = ("V_PREDICTION", {"zsnr": True})
+SD1, SD3, FLUX = ("EPS", {}), ("FLOW", {"shift": 3.0}), ("FLUX", {"shift": 1.15})
+RUNS = [
+    ("ddpm", ZERO_SNR, "kl_optimal", 3),
+    ("ddpm", FLUX, "exponential", 80),
+    ("er_sde", SD1, "kl_optimal", 80),
+    ("er_sde", EDM, "kl_optimal", 20),
+    ("dpmpp_3m_sde", SD3, "kl_optimal", 40),
+    ("dpmpp_3m_sde", EDM, "kl_optimal", 40),
+    ("deis", FLUX, "normal", 12),
+    ("deis", FLUX, "ddim_uniform", 3),
+    ("sa_solver", SD1, "simple", 50),
+    ("sa_solver", SD3, "simple", 50),
+]
+
+
+def whole(sigma: Any) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(("name", "kind", "scheduler", "steps"), RUNS)
+def test_a_run_ends_where_single_precision_takes_it(
+    name: str, kind: tuple[str, dict[str, Any]], scheduler: str, steps: int
+) -> None:
+    model = Guided(*kind)
+    sigmas = schedules.calculate_sigmas(model.sampling, scheduler, steps)
+    sigmas = sigmas[sigmas < 1] if model.flow else sigmas  # from pure noise they start elsewhere
+    start = torch.randn(SMALL, generator=torch.Generator().manual_seed(5)) * sigmas[0]
+    options: dict[str, Any] = {} if name == "deis" else {"noise_sampler": Draws()}
+    if name == "sa_solver":
+        options["tau_func"] = whole
+    made = solvers.find(name).function(model, start, sigmas, disable=True, **options)
+    expected = METHODS[name](model, start, sigmas, Draws())
+    torch.testing.assert_close(made, expected, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("name", ["res_multistep_ancestral", "res_multistep_ancestral_cfg_pp"])
+def test_a_level_given_twice_draws_but_does_not_move(name: str) -> None:
+    def run(levels: list[float]) -> tuple[Tensor, int]:
+        drawn: list[float] = []
+
+        def draw(sigma: Tensor, sigma_next: Tensor) -> Tensor:
+            drawn.append(float(sigma))
+            return torch.full(SMALL, 0.1 if sigma == sigma_next else 1.0)
+
+        def model(x: Tensor, sigma: Tensor, model_options: Any = None, **kwargs: Any) -> Tensor:
+            denoised = x / (1 + sigma.reshape(-1, 1, 1, 1) ** 2)
+            for hook in (model_options or {}).get("sampler_post_cfg_function", ()):
+                hook({"denoised": denoised, "uncond_denoised": denoised})
+            return denoised
+
+        made = solvers.find(name).function(
+            model, torch.full(SMALL, 9.0), torch.tensor(levels), disable=True, noise_sampler=draw
+        )
+        return made, len(drawn)
+
+    plain, draws = run([9.0, 4.0, 1.0, 0.2, 0.0])
+    twice, more = run([9.0, 9.0, 4.0, 1.0, 1.0, 0.2, 0.0])
+    torch.testing.assert_close(twice, plain)
+    assert (draws, more) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("before", "end"), [(0.03, 1e-3), (1.5e-3, 1e-3), (4e-4, 1e-3), (1e-4, 5e-5)]
+)
+def test_uni_pc_ends_at_a_thousandth(before: float, end: float) -> None:
+    sigmas = torch.tensor([1.0, 0.2, before, 0.0])
+    solvers.find("uni_pc").function(
+        lambda x, sigma: x * 0.5, torch.ones(SMALL), sigmas, disable=True
+    )
+    assert sigmas[-1].item() == pytest.approx(end)
