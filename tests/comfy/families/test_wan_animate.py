@@ -8,26 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-import folder_paths
 from comfy import loading
-from comfy.devices import residency
 from comfy.families.wan_layout import read_wan_config
 from comfy.ldm.wan.model_animate import AnimateWanModel
-from comfy.patching.dynamic import ModelPatcherDynamic
 from comfy.patching.patcher import ModelPatcher
 from comfy.saving import save_checkpoint
 from comfy.vae.vae import VAE
 from comfy_extras.wan import animate
-from comfy_nodes import loaders
-from tests.comfy.families import key_shapes
+from tests.comfy.families import wan_kinds
 from tests.comfy.families.test_transformers import random_like
-from tests.comfy.families.test_wan import HEADS, sampled, wan_autoencoder
 from tests.comfy.families.test_wan import SIZES as WAN
+from tests.comfy.families.test_wan import sampled, wan_autoencoder
+from tests.comfy.families.wan_kinds import noise
 from tests.comfy.patching.test_packs_sampling import close
-from tests.support.accelerator import assert_untouched, bytes_of, snapshot
 
 SIZES: dict[str, Any] = {
     **WAN, "in_dim": 36, "image_dim": 20, "num_layers": 10, "motion_widths": [4, 6, 6, 8],
@@ -40,10 +35,6 @@ SIDE = 32
 def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
-
-
-def noise(*shape: int, seed: int = 3) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def weights() -> dict[str, Tensor]:
@@ -61,10 +52,7 @@ def weights() -> dict[str, Tensor]:
 
 
 def load(folder: Path) -> Any:
-    path = folder / "animate.safetensors"
-    made = {key: value.contiguous() for key, value in weights().items()}
-    save_file(made, path, metadata=HEADS)
-    return loading.load_diffusion_model(str(path))
+    return wan_kinds.load(folder, weights())
 
 
 def test_the_network_gives_what_another_implementation_gives() -> None:
@@ -87,14 +75,13 @@ def test_sizes_are_read_from_the_weights() -> None:
 
 
 def test_published_networks_have_a_place_for_every_key(golden_folder: Path) -> None:
-    recorded = key_shapes.network(golden_folder, "Wan2.2 Animate 14B")
-    config = read_wan_config(recorded)
-    assert config is not None
-    assert not {"motion_widths", "style_dim", "face_hidden"} & config.keys()
-    network = AnimateWanModel(**config, device="meta")
+    network: Any = wan_kinds.assert_a_place_for_every_key(
+        golden_folder,
+        "Wan2.2 Animate 14B",
+        AnimateWanModel,
+        {"motion_widths", "style_dim", "face_hidden"},
+    )
     assert network.motion_encoder.side == animate.FACE_SIDE
-    own = network.state_dict()
-    assert {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in recorded.items()}
 
 
 def conditioned(folder: Path, **changes: Any) -> tuple[Any, Any, Tensor]:
@@ -147,26 +134,15 @@ def test_faces_do_not_change_what_the_first_frame_sees(tmp_path: Path) -> None:
         network(noise(1, 36, 4, 4, 6), torch.tensor([1.0]), noise(1, 4, 24), **poses)
 
 
-@pytest.mark.parametrize("kind", [ModelPatcher, ModelPatcherDynamic])
+@pytest.mark.parametrize("kind", wan_kinds.PATCHERS)
 def test_a_small_device_gives_the_same(
     kind: type[ModelPatcher], accelerator: Any, tmp_path: Path
 ) -> None:
     found = load(tmp_path)
-    before = snapshot(found.model)
     faces = {"face_video_pixels": noise(1, 3, 9, SIDE, SIDE).clamp(-1, 1)}
     cond = [[noise(1, 6, 24), {**faces, "pose_video_latent": noise(1, 16, 3, 4, 6)}]]
-
-    def made() -> Tensor:
-        residency.unload_all_models()
-        view = kind(found.model, torch.device(f"{accelerator.NAME}:0"), found.offload_device)
-        return sampled(view, cond, cond, torch.zeros(1, 16, 4, 4, 6))
-
-    want = made()
-    peak = torch.accelerator.max_memory_allocated(0)
-    accelerator.set_capacity(int(peak - 0.3 * bytes_of(found.model)), 0)
-    assert close(made(), want)
-    residency.unload_all_models()
-    assert_untouched(found.model, before)
+    given = cond, cond, torch.zeros(1, 16, 4, 4, 6)
+    wan_kinds.assert_the_same_on_a_small_device(found, kind, accelerator, given)
 
 
 @pytest.mark.parametrize(
@@ -181,14 +157,8 @@ def test_a_small_device_gives_the_same(
 def test_loras_change_a_view(
     key: str, rows: int, columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = ([str(tmp_path)], folder_paths.supported_pt_extensions)
-    monkeypatch.setitem(folder_paths.folder_names_and_paths, "loras", entry)
-    model = load(tmp_path)
-    lora = {f"{key}.lora_A.weight": noise(2, columns), f"{key}.lora_B.weight": noise(rows, 2)}
-    save_file(lora, tmp_path / "lora.safetensors")
-    view, _ = loaders.LoraLoader().load_lora(model, None, "lora.safetensors", 1.0, 1.0)
-    cond = [[noise(1, 6, 24), {"face_video_pixels": noise(1, 3, 9, SIDE, SIDE).clamp(-1, 1)}]]
-    plain, changed = (
-        sampled(one, cond, cond, torch.zeros(1, 16, 4, 4, 6)) for one in (model, view)
-    )
-    assert not torch.allclose(plain, changed)
+    faces = {"face_video_pixels": noise(1, 3, 9, SIDE, SIDE).clamp(-1, 1)}
+    cond = [[noise(1, 6, 24), faces]]
+    given = cond, cond, torch.zeros(1, 16, 4, 4, 6)
+    shape = rows, columns
+    wan_kinds.assert_a_lora_changes_a_view(load(tmp_path), key, shape, given, tmp_path, monkeypatch)

@@ -8,28 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-import folder_paths
 from comfy import loading
-from comfy.devices import residency
 from comfy.families.wan_layout import USUAL_HUMO, read_wan_config
 from comfy.ldm.wan.model_humo import HumoWanModel
-from comfy.patching.dynamic import ModelPatcherDynamic
 from comfy.patching.patcher import ModelPatcher
 from comfy.sampling import context_windows
 from comfy.saving import save_checkpoint
 from comfy.vae.vae import VAE
 from comfy_extras.wan.sound import WanHuMoImageToVideo
-from comfy_nodes import loaders
-from tests.comfy.families import key_shapes
+from tests.comfy.families import wan_kinds
 from tests.comfy.families.test_transformers import random_like
-from tests.comfy.families.test_wan import HEADS, sampled, wan_autoencoder
 from tests.comfy.families.test_wan import SIZES as WAN
+from tests.comfy.families.test_wan import sampled, wan_autoencoder
+from tests.comfy.families.wan_kinds import noise
 from tests.comfy.patching.test_packs_sampling import close
 from tests.comfy.sampling.test_context_windows import handler_of
-from tests.support.accelerator import assert_untouched, bytes_of, snapshot
 
 SIZES: dict[str, Any] = {
     **WAN, "in_dim": 36, "num_layers": 3, "audio_hidden": 6, "audio_width": 12, "audio_tokens": 3,
@@ -43,10 +38,6 @@ def inference() -> Iterator[None]:
         yield
 
 
-def noise(*shape: int, seed: int = 3) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def weights(**changes: Any) -> dict[str, Tensor]:
     """No two alike."""
     made = random_like(HumoWanModel(**{**SIZES, **changes}), 4)
@@ -57,10 +48,7 @@ def weights(**changes: Any) -> dict[str, Tensor]:
 
 
 def load(folder: Path, **changes: Any) -> Any:
-    path = folder / "humo.safetensors"
-    made = {key: value.contiguous() for key, value in weights(**changes).items()}
-    save_file(made, path, metadata=HEADS)
-    return loading.load_diffusion_model(str(path))
+    return wan_kinds.load(folder, weights(**changes))
 
 
 def heard(seconds: float = 1.0, seed: int = 2) -> dict[str, Any]:
@@ -109,12 +97,7 @@ def test_sizes_are_read_from_the_weights() -> None:
 
 
 def test_published_networks_have_a_place_for_every_key(golden_folder: Path) -> None:
-    recorded = key_shapes.network(golden_folder, "HuMo 17B")
-    config = read_wan_config(recorded)
-    assert config is not None
-    assert not USUAL_HUMO.keys() & config.keys()
-    own = HumoWanModel(**config, device="meta").state_dict()
-    assert {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in recorded.items()}
+    wan_kinds.assert_a_place_for_every_key(golden_folder, "HuMo 17B", HumoWanModel, set(USUAL_HUMO))
 
 
 @pytest.mark.parametrize("channels", [36, 16])
@@ -212,26 +195,15 @@ def test_what_does_not_fit_is_named() -> None:
         network(*args, reference_latent=noise(1, 36, 1, 4, 4))
 
 
-@pytest.mark.parametrize("kind", [ModelPatcher, ModelPatcherDynamic])
+@pytest.mark.parametrize("kind", wan_kinds.PATCHERS)
 def test_a_small_device_gives_the_same(
     kind: type[ModelPatcher], accelerator: Any, tmp_path: Path
 ) -> None:
     found = load(tmp_path, audio_in=40, dim=64)
-    before = snapshot(found.model)
     sound, picture = noise(1, 3, 2, 4, 5), noise(1, 16, 1, 4, 6)
     cond = [[noise(1, 6, 24), {"audio_embed": sound, "reference_latents": [picture]}]]
-
-    def made() -> Tensor:
-        residency.unload_all_models()
-        view = kind(found.model, torch.device(f"{accelerator.NAME}:0"), found.offload_device)
-        return sampled(view, cond, cond, torch.zeros(1, 16, 3, 4, 6))
-
-    want = made()
-    peak = torch.accelerator.max_memory_allocated(0)
-    accelerator.set_capacity(int(peak - 0.3 * bytes_of(found.model)), 0)
-    assert close(made(), want)
-    residency.unload_all_models()
-    assert_untouched(found.model, before)
+    given = cond, cond, torch.zeros(1, 16, 3, 4, 6)
+    wan_kinds.assert_the_same_on_a_small_device(found, kind, accelerator, given)
 
 
 @pytest.mark.parametrize(
@@ -246,11 +218,6 @@ def test_a_small_device_gives_the_same(
 def test_loras_change_a_view(
     key: str, rows: int, columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = ([str(tmp_path)], folder_paths.supported_pt_extensions)
-    monkeypatch.setitem(folder_paths.folder_names_and_paths, "loras", entry)
-    model = load(tmp_path)
-    lora = {f"{key}.lora_A.weight": noise(2, columns), f"{key}.lora_B.weight": noise(rows, 2)}
-    save_file(lora, tmp_path / "lora.safetensors")
-    view, _ = loaders.LoraLoader().load_lora(model, None, "lora.safetensors", 1.0, 1.0)
     given = conditioned()
-    assert not torch.allclose(sampled(model, *given), sampled(view, *given))
+    shape = rows, columns
+    wan_kinds.assert_a_lora_changes_a_view(load(tmp_path), key, shape, given, tmp_path, monkeypatch)

@@ -8,28 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-import folder_paths
 from comfy import loading
-from comfy.devices import residency
 from comfy.families.wan_layout import USUAL_S2V, read_wan_config
 from comfy.ldm.wan.model_s2v import S2VWanModel
-from comfy.patching.dynamic import ModelPatcherDynamic
 from comfy.patching.patcher import ModelPatcher
 from comfy.sampling import context_windows
 from comfy.saving import save_checkpoint
 from comfy_extras.wan.sound import WanSoundImageToVideo, WanSoundImageToVideoExtend
-from comfy_nodes import loaders
-from tests.comfy.families import key_shapes
+from tests.comfy.families import wan_kinds
 from tests.comfy.families.test_transformers import random_like
-from tests.comfy.families.test_wan import HEADS, sampled
 from tests.comfy.families.test_wan import SIZES as WAN
+from tests.comfy.families.test_wan import sampled
+from tests.comfy.families.wan_kinds import noise
 from tests.comfy.patching.test_packs_sampling import close
 from tests.comfy.sampling.test_context_windows import handler_of
 from tests.comfy_extras.test_wan_motion import CausalVAE
-from tests.support.accelerator import assert_untouched, bytes_of, snapshot
 
 SIZES: dict[str, Any] = {
     **WAN, "dim": 48, "num_layers": 5, "audio_dim": 6, "audio_layers": 3, "audio_heads": 2,
@@ -41,10 +36,6 @@ SMALL = (8, 12)  # cells of a frame
 def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
-
-
-def noise(*shape: int, seed: int = 3) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def weights() -> dict[str, Tensor]:
@@ -65,10 +56,7 @@ def network() -> S2VWanModel:
 
 
 def load(folder: Path) -> Any:
-    path = folder / "s2v.safetensors"
-    made = {key: value.contiguous() for key, value in weights().items()}
-    save_file(made, path, metadata=HEADS)
-    return loading.load_diffusion_model(str(path))
+    return wan_kinds.load(folder, weights())
 
 
 def heard(seconds: float = 2.0, seed: int = 2) -> dict[str, Any]:
@@ -133,12 +121,9 @@ def test_sizes_are_read_from_the_weights() -> None:
 
 
 def test_published_networks_have_a_place_for_every_key(golden_folder: Path) -> None:
-    recorded = key_shapes.network(golden_folder, "Wan2.2 S2V 14B")
-    config = read_wan_config(recorded)
-    assert config is not None
-    assert not USUAL_S2V.keys() & config.keys()
-    own = S2VWanModel(**config, device="meta").state_dict()
-    assert {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in recorded.items()}
+    wan_kinds.assert_a_place_for_every_key(
+        golden_folder, "Wan2.2 S2V 14B", S2VWanModel, set(USUAL_S2V)
+    )
 
 
 def test_a_person_speaks_and_goes_on_and_it_survives_saving(tmp_path: Path) -> None:
@@ -218,25 +203,12 @@ def test_what_does_not_fit_is_named() -> None:
         run(model, reference_motion=noise(1, 16, 19, 4, 12))
 
 
-@pytest.mark.parametrize("kind", [ModelPatcher, ModelPatcherDynamic])
+@pytest.mark.parametrize("kind", wan_kinds.PATCHERS)
 def test_a_small_device_gives_the_same(
     kind: type[ModelPatcher], accelerator: Any, tmp_path: Path
 ) -> None:
-    found = load(tmp_path)
-    before = snapshot(found.model)
-    given = conditioned()
-
-    def made() -> Tensor:
-        residency.unload_all_models()
-        view = kind(found.model, torch.device(f"{accelerator.NAME}:0"), found.offload_device)
-        return sampled(view, *given)
-
-    want = made()
-    peak = torch.accelerator.max_memory_allocated(0)
-    accelerator.set_capacity(int(peak - 0.3 * bytes_of(found.model)), 0)
-    assert close(made(), want)
-    residency.unload_all_models()
-    assert_untouched(found.model, before)
+    found, given = load(tmp_path), conditioned()
+    wan_kinds.assert_the_same_on_a_small_device(found, kind, accelerator, given)
 
 
 @pytest.mark.parametrize(
@@ -251,11 +223,6 @@ def test_a_small_device_gives_the_same(
 def test_loras_change_a_view(
     key: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = ([str(tmp_path)], folder_paths.supported_pt_extensions)
-    monkeypatch.setitem(folder_paths.folder_names_and_paths, "loras", entry)
-    model = load(tmp_path)
-    lora = {f"{key}.lora_A.weight": noise(2, 48), f"{key}.lora_B.weight": noise(rows, 2)}
-    save_file(lora, tmp_path / "lora.safetensors")
-    view, _ = loaders.LoraLoader().load_lora(model, None, "lora.safetensors", 1.0, 1.0)
     given = conditioned()
-    assert not torch.allclose(sampled(model, *given), sampled(view, *given))
+    shape = rows, 48
+    wan_kinds.assert_a_lora_changes_a_view(load(tmp_path), key, shape, given, tmp_path, monkeypatch)
