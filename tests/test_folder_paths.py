@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -338,3 +339,15 @@ def test_a_prefix_that_looks_like_a_pattern_is_taken_as_it_is(tmp_path: Path) ->
     for name in ("a+(b)_00004_.png", "aab_00009_.png"):
         (tmp_path / name).touch()
     assert folder_paths.get_save_image_path("a+(b)", str(tmp_path))[2] == 5
+
+
+def test_a_named_model_folder_that_is_not_there_is_told(
+    base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch(base / "mine/here/a.safetensors")
+    text = "sd:\n  base_path: mine\n  loras: here\n  vae: nowhere\n"
+    with caplog.at_level(logging.INFO):
+        load_extra_path_config(str(touch(base / "paths.yaml", text)))
+    here, nowhere = caplog.messages
+    assert here.endswith("here")
+    assert nowhere.endswith("nowhere (there is no such folder)")

@@ -31,7 +31,8 @@ def _add_section(name: str, section: dict[str, Any], yaml_folder: Path) -> None:
         # each default goes to the very front, so the last one added must be the first one written
         for line in reversed(lines) if is_default else lines:
             directory = _expand(line, root)
-            logger.info("section %s adds the %s folder %s", name, folder_name, directory)
+            note = "" if os.path.isdir(directory) else " (there is no such folder)"
+            logger.info("section %s adds the %s folder %s%s", name, folder_name, directory, note)
             folder_paths.add_model_folder_path(str(folder_name), directory, is_default)
 
 
