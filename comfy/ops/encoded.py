@@ -76,6 +76,11 @@ class EncodedWeight(CastWeightBiasOp):
     note_names: tuple[str, ...]
     _decoded_shape: tuple[int, ...]
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """How copies and pickles are made: the class is made anew from the plain layer's."""
+        plain = next(kind for kind in type(self).__mro__ if not issubclass(kind, EncodedWeight))
+        return _revived, (plain,), dict(self.__dict__)
+
     @property
     def patches_apart(self) -> bool:
         """Whether patches are added at every use, also to a weight that is resident."""
@@ -169,6 +174,12 @@ def _encoded_class(layer_class: Any) -> Any:
     elif issubclass(layer_class, nn.Embedding):
         mixin = _EncodedEmbedding
     return type(f"Encoded{layer_class.__name__}", (mixin, layer_class), {})
+
+
+def _revived(layer_class: Any) -> Any:
+    """An empty encoded layer, to be given its state."""
+    kind = _encoded_class(layer_class)
+    return kind.__new__(kind)
 
 
 def encode_layer(

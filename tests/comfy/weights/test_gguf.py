@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -380,6 +382,19 @@ def test_resident_or_streamed_the_prediction_is_the_same(
             decoded = decoded + up @ down
         plain = plain @ decoded.T + file[f"{number}.bias"]
     torch.testing.assert_close(outputs[0], plain, rtol=1e-4, atol=1e-4)
+
+
+def test_a_network_can_be_copied_and_pickled(files: Callable[[str], str]) -> None:
+    patcher = loading.load_diffusion_model(files("Q4_K"))
+    copied = copy.deepcopy(patcher)
+    assert copied.model is not patcher.model
+    assert copied.model_size() == patcher.model_size()
+    assert torch.equal(prediction(copied.model), prediction(patcher.model))
+    layer = patcher.model.diffusion_model.double_blocks[0].img_attn.proj
+    again = pickle.loads(pickle.dumps(layer))
+    assert type(again) is type(layer)
+    x = torch.randn(3, 256)
+    assert torch.equal(again(x), layer(x))
 
 
 def test_a_merge_is_that_of_the_decoded_weights(
