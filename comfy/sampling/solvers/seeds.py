@@ -8,6 +8,8 @@ second-order weights are those of Hochbruck and Ostermann 2005.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,69 +25,83 @@ def _h_phi_2(h: Tensor) -> Tensor:
     return (h.expm1() - h) / h
 
 
-class _Step:
-    """One step between two levels in half-log-SNR, with the noise gathered so far.
+class _Stage:
+    """Factors of one stage, for each step between levels above zero.
 
-    Its factors have the precision of the levels and its rounding, as pictures were made.
+    They have the precision of the levels and its rounding, as pictures were made.
 
     Args:
-        run: The trajectory, at the step.
-        x: Latent at the start.
-        levels, lambdas: Levels above zero of the run and their half-log-SNRs.
+        levels, lambdas: Levels above zero of a run and their half-log-SNRs.
+        fraction, before: Where in the step the stage lies, and where the stage before it.
         eta: Share of the reverse SDE's noise; 0 is deterministic.
-        s_noise: Factor of the noise; 0 draws none.
+
+    Attributes:
+        sigmas, alphas: Levels of the stage and their weights of the clean latent.
+        kept: What is left of x.
+        carried, fresh: Parts of the noise gathered before and of a new draw in the noise.
     """
 
     def __init__(
-        self,
-        run: Trajectory,
-        x: Tensor,
-        levels: Tensor,
-        lambdas: Tensor,
+        self, run: Trajectory, levels: Tensor, lambdas: Tensor, fraction: float, before: float,
         eta: float,
-        s_noise: float,
+    ) -> None:  # fmt: skip
+        h = lambdas.diff()
+        reached, half_log_snr = levels[1:], lambdas[1:]
+        if fraction != 1:
+            half_log_snr = torch.lerp(lambdas[:-1], lambdas[1:], fraction)
+            reached = half_log_snr_to_sigma(half_log_snr, run.sampling)
+        decay = (before - fraction) * h * eta
+        self.sigmas: list[float] = reached.tolist()
+        self.alphas: list[float] = (reached * half_log_snr.exp()).tolist()
+        self.kept: list[float] = (reached / levels[:-1] * (-fraction * h * eta).exp()).tolist()
+        self.carried: list[float] = decay.exp().tolist()
+        self.fresh: list[float] = (2 * decay).expm1().neg().sqrt().tolist()
+
+
+class _Stages:
+    """The stages of each step of a run, with the noise gathered so far in a step.
+
+    Args:
+        fractions: Where the stages lie in a step; the last is its end.
+        eta, s_noise: Share of the reverse SDE's noise, and its factor; 0 draws none.
+
+    Attributes:
+        h_eta: Lengths of the steps in half-log-SNR, with the share of the noise.
+    """
+
+    def __init__(
+        self, run: Trajectory, fractions: Sequence[float], eta: float, s_noise: float
     ) -> None:
-        self.run, self.x, self.eta, self.s_noise = run, x, eta, s_noise
-        self.sigma, self.sigma_next = levels[run.index], levels[run.index + 1]
-        self.start, self.end = lambdas[run.index], lambdas[run.index + 1]
-        self.h = self.end - self.start
-        self.h_eta = self.h * (eta + 1)
+        self.run, self.s_noise, self.adds_noise = run, s_noise, eta > 0 and s_noise > 0
+        levels = run.noisy
+        lambdas = sigma_to_half_log_snr(levels, run.sampling)
+        self.h_eta = lambdas.diff() * (eta + 1)
+        self.stages = [
+            _Stage(run, levels, lambdas, fraction, before, eta)
+            for before, fraction in pairwise((0.0, *fractions))
+        ]
         self._noise: Tensor | None = None
-        self._reached, self._sigma = 0.0, self.sigma
 
-    def place(self, fraction: float) -> tuple[Tensor, Tensor]:
-        """(level, half-log-SNR) at a fraction of the step."""
-        if fraction == 1:
-            return self.sigma_next, self.end
-        half_log_snr = torch.lerp(self.start, self.end, fraction)
-        return half_log_snr_to_sigma(half_log_snr, self.run.sampling), half_log_snr
+    def sigma(self, stage: int) -> float:
+        """Level of a stage of the current step."""
+        return self.stages[stage].sigmas[self.run.index]
 
-    def sigma_at(self, fraction: float) -> float:
-        """Level at a fraction of the step."""
-        return self.place(fraction)[0].item()
-
-    def advance(self, fraction: float, estimates: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """x at a fraction of the step: decay, weighted estimates, noise."""
-        sigma_to, half_log_snr = self.place(fraction)
-        alpha = sigma_to * half_log_snr.exp()
-        x = self.x * float(sigma_to / self.sigma * (-fraction * self.h * self.eta).exp())
-        (weight, estimate), *others = estimates
-        mixed = estimate * float(weight)
-        for weight, estimate in others:
-            mixed = mixed + estimate * float(weight)
-        x = x - mixed * float(alpha)
-        if self.eta > 0 and self.s_noise > 0:
-            x = x + self._noise_at(fraction, sigma_to) * float(sigma_to * self.s_noise)
-        return x
-
-    def _noise_at(self, fraction: float, sigma_to: Tensor) -> Tensor:
-        decay = (self._reached - fraction) * self.h * self.eta
-        share = float((2 * decay).expm1().neg().sqrt())
-        fresh = self.run.draw(float(self._sigma), float(sigma_to)) * share
-        if self._noise is not None:
-            fresh = fresh + self._noise * float(decay.exp())
-        self._noise, self._reached, self._sigma = fresh, fraction, sigma_to
-        return fresh
+    def advance(self, stage: int, x: Tensor, estimates: list[tuple[list[float], Tensor]]) -> Tensor:
+        """The latent at a stage, from x at the start of the step: decay, estimates, noise."""
+        i, at = self.run.index, self.stages[stage]
+        (weights, estimate), *others = estimates
+        mixed = estimate * weights[i]
+        for weights, estimate in others:
+            mixed = mixed + estimate * weights[i]
+        made = x * at.kept[i] - mixed * at.alphas[i]
+        if self.adds_noise:
+            before = self.sigma(stage - 1) if stage else self.run.levels[i]
+            noise = self.run.draw(before, at.sigmas[i]) * at.fresh[i]
+            if stage and self._noise is not None:
+                noise = noise + self._noise * at.carried[i]
+            self._noise = noise
+            made = made + noise * (at.sigmas[i] * self.s_noise)
+        return made
 
 
 @torch.no_grad()
@@ -115,19 +131,19 @@ def sample_seeds_2(
         distinct=solver_type == "phi_2",
     )  # fmt: skip
     run.use_noise(x, noise_sampler)
-    levels = run.noisy
-    lambdas = sigma_to_half_log_snr(levels, run.sampling)
+    stages = _Stages(run, (r, 1.0), eta, s_noise)
+    h = -stages.h_eta
+    first: list[float] = (r * h).expm1().tolist()
+    second = h.expm1() / (2 * r) if solver_type == "phi_1" else _h_phi_2(h) / r
+    shares: tuple[list[float], list[float]] = ((h.expm1() - second).tolist(), second.tolist())
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
         if sigma_next == 0:
             x = denoised
             continue
-        step = _Step(run, x, levels, lambdas, eta, s_noise)
-        middle = step.advance(r, [((-r * step.h_eta).expm1(), denoised)])
-        denoised_2 = run.denoise(middle, step.sigma_at(r), report=False)
-        whole = (-step.h_eta).expm1()
-        second = whole / (2 * r) if solver_type == "phi_1" else _h_phi_2(-step.h_eta) / r
-        x = step.advance(1.0, [(whole - second, denoised), (second, denoised_2)])
+        middle = stages.advance(0, x, [(first, denoised)])
+        denoised_2 = run.denoise(middle, stages.sigma(0), report=False)
+        x = stages.advance(1, x, [(shares[0], denoised), (shares[1], denoised_2)])
     return x
 
 
@@ -185,21 +201,20 @@ def sample_seeds_3(
     """SEEDS-3: two intermediate levels at the fractions r_1 and r_2."""
     run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_noise(x, noise_sampler)
-    levels = run.noisy
-    lambdas = sigma_to_half_log_snr(levels, run.sampling)
+    stages = _Stages(run, (r_1, r_2, 1.0), eta, s_noise)
+    h = -stages.h_eta
+    second, third = r_2 / r_1 * _h_phi_2(r_2 * h), _h_phi_2(h) / r_2
+    to_1: list[float] = (r_1 * h).expm1().tolist()
+    to_2: list[list[float]] = [((r_2 * h).expm1() - second).tolist(), second.tolist()]
+    to_end: list[list[float]] = [(h.expm1() - third).tolist(), third.tolist()]
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
         if sigma_next == 0:
             x = denoised
             continue
-        step = _Step(run, x, levels, lambdas, eta, s_noise)
-        stage = step.advance(r_1, [((-r_1 * step.h_eta).expm1(), denoised)])
-        denoised_2 = run.denoise(stage, step.sigma_at(r_1), report=False)
-        second = r_2 / r_1 * _h_phi_2(-r_2 * step.h_eta)
-        first = (-r_2 * step.h_eta).expm1() - second
-        stage = step.advance(r_2, [(first, denoised), (second, denoised_2)])
-        denoised_3 = run.denoise(stage, step.sigma_at(r_2), report=False)
-        third = _h_phi_2(-step.h_eta) / r_2
-        first = (-step.h_eta).expm1() - third
-        x = step.advance(1.0, [(first, denoised), (third, denoised_3)])
+        stage = stages.advance(0, x, [(to_1, denoised)])
+        denoised_2 = run.denoise(stage, stages.sigma(0), report=False)
+        stage = stages.advance(1, x, [(to_2[0], denoised), (to_2[1], denoised_2)])
+        denoised_3 = run.denoise(stage, stages.sigma(1), report=False)
+        x = stages.advance(2, x, [(to_end[0], denoised), (to_end[1], denoised_3)])
     return x

@@ -103,11 +103,12 @@ class Trajectory:
 
         Solvers compute the factors of all steps from them at once, in their precision and with its
         rounding, as pictures were made: in short steps a difference of two terms is so small that
-        the rounding of either is a digit of the picture. Levels so near each other that they have
-        the same logarithm are given in double precision.
+        the rounding of either is a digit of the picture. Where different levels have the same
+        logarithm, all are given in double precision.
         """
         levels = self.sigmas[self.sigmas > 0].cpu()
-        return levels if bool(levels.log().diff().all()) else levels.double()
+        is_told = (levels.log().diff() != 0) | (levels.diff() == 0)
+        return levels if bool(is_told.all()) else levels.double()
 
     @property
     def seed(self) -> int | None:
