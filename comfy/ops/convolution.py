@@ -58,13 +58,14 @@ def _is_tuned(x: Tensor, weight: Tensor) -> bool:
 
 
 def is_pointwise(layer: Any, x: Tensor) -> bool:
-    """Whether a Conv2d is a linear layer over the positions of x, whose channels are innermost."""
+    """Whether a Conv2d is a linear layer over the positions of x: where its channels are innermost,
+    and where items are so small that torch would choose the kernel by their number."""
     return (
         layer.kernel_size == (1, 1) == layer.stride
         and layer.groups == 1
         and layer.padding == (0, 0)
         and x.shape[1] == layer.in_channels
-        and x.is_contiguous(memory_format=torch.channels_last)
+        and (x.is_contiguous(memory_format=torch.channels_last) or x[:1].numel() <= SMALL)
     )
 
 
