@@ -49,8 +49,10 @@ def described(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         inside = ", ".join(_brief(item) for item in value[:3])
         return f"a {type(value).__name__} of {len(value)}" + (f" ({inside})" if value else "")
-    if isinstance(value, (str, int, float)):
-        return f"{type(value).__name__} {value!r:.60}"
+    if isinstance(value, str):
+        return f"the text {value!r:.60}"
+    if isinstance(value, (int, float)):
+        return f"{value}" if isinstance(value, bool) else f"the number {value!r:.60}"
     return f"an object of class {type(value).__name__}"
 
 

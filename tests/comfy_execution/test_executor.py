@@ -879,7 +879,9 @@ class FakeTensor:
         ("CONDITIONING", [[None, {}]], "conditioning: a list.*found a list of 1 "),
         ("SIGMAS", [1.0], r"noise levels \[steps \+ 1\], found a list of 1 \(float\)"),
         ("IMAGE,MASK", FakeTensor(4), r"pictures .* or masks .*shape \(4,\)"),
-        ("MODEL", "sd15", "a model, found str 'sd15'"),
+        ("MODEL", "sd15", "a model, found the text 'sd15'"),
+        ("VAE", 5, "an autoencoder, found the number 5"),
+        ("VAE", False, "an autoencoder, found False"),
     ],
 )  # fmt: skip
 def test_what_is_not_of_the_declared_kind_is_named_with_what_was_found(
