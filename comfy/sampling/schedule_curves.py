@@ -60,10 +60,21 @@ def get_sigmas_laplace(
 
 
 def turbo_schedule(model_sampling: Any, steps: int, denoise: float) -> Tensor:
-    """The timesteps distilled one-step models were trained on: 999, 899, ... 99."""
+    """The timesteps distilled one-step models were trained on: 999, 899, ... 99.
+
+    Raises:
+        ValueError: They are no timesteps of the model.
+    """
     first = 10 - int(10 * denoise)
     timesteps = (torch.arange(1, 11) * 100 - 1).flip(0)[first : first + steps]
-    return append_zero(model_sampling.sigma(timesteps))
+    sigmas = append_zero(model_sampling.sigma(timesteps))
+    if not (torch.isfinite(sigmas).all() and (sigmas.diff() <= 0).all()):
+        raise ValueError(
+            f"the timesteps {timesteps.tolist()} of SD Turbo give this model the levels "
+            f"{[round(level, 3) for level in sigmas.tolist()]}, which are none to sample with: "
+            "use another scheduler with it"
+        )
+    return sigmas
 
 
 def shift_for_tokens(

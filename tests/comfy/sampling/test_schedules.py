@@ -14,7 +14,7 @@ from comfy.sampling import noise_levels, schedules
 from comfy.sampling.samplers import KSampler
 from tests.comfy.sampling.support import TestModel, conditioning, patcher
 
-NEAR = {"rtol": 1e-5, "atol": 1e-6}
+NEAR = {"rtol": 3e-6, "atol": 1e-9}  # the last digits of logarithms differ by processor
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_percents_give_the_recorded_levels(
 ) -> None:
     for kind, facts in golden_json("schedules_meta.json")["kinds"].items():
         made = [samplings[kind].percent_to_sigma(percent) for percent in facts["percents"]]
-        assert made == pytest.approx(facts["percent_to_sigma"], rel=1e-5, abs=1e-9), kind
+        assert made == pytest.approx(facts["percent_to_sigma"], rel=3e-6, abs=1e-12), kind
 
 
 def test_families_have_their_recorded_levels(
@@ -102,7 +102,7 @@ def test_families_have_their_recorded_levels(
             torch.testing.assert_close(made, expected[key], msg=key, **NEAR)
         probe = expected[f"{family}/timestep_probe"]
         made = sampling.timestep(probe[0]).to(probe.dtype)
-        torch.testing.assert_close(made, probe[1], rtol=1e-4, atol=1e-4, msg=family)
+        torch.testing.assert_close(made, probe[1], rtol=3e-6, atol=3e-7, msg=family)
 
 
 @pytest.mark.parametrize("scheduler", schedules.SCHEDULER_NAMES)
