@@ -17,7 +17,9 @@ from comfy.control.networks import ControlLora, ControlNet, ControlNetSD35, T2IA
 from comfy.devices import placement, precision
 from comfy.families import detection
 from comfy.families.dit_layout import read_flux_config, read_mmdit_config
+from comfy.families.hunyuan_dit import read_hunyuan_dit_config
 from comfy.ldm.flux.controlnet import ControlNetFlux
+from comfy.ldm.hydit.controlnet import HunYuanControlNet
 from comfy.ldm.mmdit.controlnet import ControlNet as SD3ControlNet
 from comfy.ldm.mmdit.dit_embedder import POOLED_TEXT, ControlNetEmbedder
 from comfy.ldm.t2i_adapter.model import Adapter, Adapter_light
@@ -69,7 +71,7 @@ def load_controlnet(
             ckpt_path,
             f"no known control network: it holds {contents_in_words(sorted(weights))}",
             "choose a ControlNet, Control-LoRA or T2I adapter of Stable Diffusion 1.x, 2.x or "
-            "SDXL, or a ControlNet of Stable Diffusion 3, 3.5 large or FLUX.1",
+            "SDXL, or a ControlNet of Stable Diffusion 3, 3.5 large, FLUX.1 or Hunyuan-DiT",
         )
     return control
 
@@ -245,6 +247,28 @@ def _load_sd35(
     )
 
 
+def _load_hunyuan_dit(
+    weights: StateDict, options: Options, metadata: Mapping[str, str] | None
+) -> ControlBase | None:
+    """A ControlNet of Hunyuan-DiT."""
+    del metadata
+    config = read_hunyuan_dit_config(weights) if "after_proj_list.0.weight" in weights else None
+    if config is None:
+        return None
+    return _transformer_control(
+        HunYuanControlNet,
+        config,
+        weights,
+        options,
+        compression_ratio=1,
+        latent_format=latent_formats.SDXL(),
+        extra_conds=(
+            "text_embedding_mask", "encoder_hidden_states_t5", "text_embedding_mask_t5",
+            "image_meta_size", "style",
+        ),
+    )  # fmt: skip
+
+
 SD35_TEXT = "y_embedder.mlp.0.weight"
 SD35_HEAD = 64  # channels; there are as many blocks as heads
 SD35_NAMES = {
@@ -357,4 +381,5 @@ KINDS: dict[str, Loader] = {
     "flux": _load_flux,
     "sd3": _load_sd3,
     "sd3.5 large": _load_sd35,
+    "hunyuan dit": _load_hunyuan_dit,
 }

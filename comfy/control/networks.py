@@ -28,7 +28,12 @@ from comfy.patching.patcher import ModelPatcher
 
 CHANNELS = "hint_channels"  # what a network calls the number of channels of its hints
 # Ends of the keys of the first layer that reads the text.
-TEXT_ENTRIES = ("attn2.to_k.weight", "context_embedder.weight", "txt_in.weight")
+TEXT_ENTRIES = (
+    "attn2.to_k.weight",
+    "attn2.kv_proj.weight",
+    "context_embedder.weight",
+    "txt_in.weight",
+)
 
 
 class ControlNet(ControlBase):

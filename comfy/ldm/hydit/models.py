@@ -11,7 +11,7 @@ Source: Li et al. 2024, https://arxiv.org/abs/2405.08748.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
@@ -31,6 +31,7 @@ from comfy.ldm.hydit.layers import (
 )
 from comfy.nn import patches
 from comfy.nn.layout import tokens_of_patches
+from comfy.nn.residuals import check_residual
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
 
@@ -39,6 +40,15 @@ SIZES = 6  # height and width of the original, of the target, and where it was c
 POOLER_HEADS = 8
 POOLED = 1024  # channels of the pooled text in every published network
 BASE_CELLS = 64  # of a side of the pictures that positions were made for
+
+
+class Texts(NamedTuple):
+    """Tokens of BERT and of mT5 ``[B, L, D]``, each with a mask ``[B, L]`` of those that count."""
+
+    bert: Tensor
+    mask: Tensor | None
+    t5: Tensor | None
+    t5_mask: Tensor | None
 
 
 class HunYuanDiT(nn.Module):
@@ -53,6 +63,7 @@ class HunYuanDiT(nn.Module):
     """
 
     reads_patches = frozenset({"dit", patches.OUTPUT, patches.CROSS_OUTPUT})
+    is_whole = True  # a control network has the layers of the first half only
 
     def __init__(
         self,
@@ -106,11 +117,22 @@ class HunYuanDiT(nn.Module):
         inner = int(width * mlp_ratio + 1e-6)  # a ratio read from weights may round down
         self.blocks = nn.ModuleList(
             Block(
-                width, text, num_heads, inner, qk_norm, number > depth // 2, attn_precision, parts
+                width,
+                text,
+                num_heads,
+                inner,
+                qk_norm,
+                self._joins(number, depth),
+                attn_precision,
+                parts,
             )
             for number in range(depth)
         )
         self.final_layer = FinalLayer(width, patch_size**2 * self.out_channels, parts)
+
+    def _joins(self, number: int, depth: int) -> bool:
+        """Whether a layer is given what an earlier one saw."""
+        return self.is_whole and number > depth // 2
 
     def forward(
         self,
@@ -161,33 +183,49 @@ class HunYuanDiT(nn.Module):
         **_: Any,
     ) -> Tensor:
         options = {} if transformer_options is None else transformer_options
-        if encoder_hidden_states_t5 is None:
+        given = Texts(
+            context, text_embedding_mask, encoder_hidden_states_t5, text_embedding_mask_t5
+        )
+        height, width = x.shape[-2:]
+        patch = self.patch_size
+        tokens, angles = self.embed(x)
+        vec, text = self.read(t, given, (image_meta_size, style), tokens)
+        seen = (control or {}).get("output") or []
+        tokens = self._run_blocks(tokens, vec, text, angles, seen, options)
+        out = rearrange(
+            self.final_layer(tokens, vec), "b (h w) (p q c) -> b c (h p) (w q)",
+            h=-(-height // patch), p=patch, q=patch,
+        )  # fmt: skip
+        return out[:, : self.in_channels, :height, :width]
+
+    def embed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens ``[B, L, D]`` of a latent, and their angles."""
+        patch = self.patch_size
+        x = pad_to_patch_size(x, (patch, patch))
+        rows, columns = (side // patch for side in x.shape[-2:])
+        tokens = tokens_of_patches(self.x_embedder["proj"](x))
+        head = tokens.shape[-1] // self.heads
+        return tokens, position_angles(rows, columns, BASE_CELLS // patch, head, x.device)
+
+    def read(
+        self, t: Tensor, given: Texts, told: tuple[Tensor | None, Tensor | None], like: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The time with what the network is told (sizes and style) ``[B, D]``, and both texts
+        ``[B, L, D]``.
+
+        Raises:
+            ValueError: There is no text of mT5, or nothing that it has to be told.
+        """
+        if given.t5 is None:
             raise ValueError(
                 "Hunyuan-DiT reads tokens of BERT and of mT5, and the conditioning has none of "
                 "mT5; encode the text with the model's own encoders (a Load CLIP node of type "
                 "hunyuan_dit, or the checkpoint's)"
             )
-        height, width = x.shape[-2:]
-        patch = self.patch_size
-        x = pad_to_patch_size(x, (patch, patch))
-        rows, columns = (side // patch for side in x.shape[-2:])
-        tokens = tokens_of_patches(self.x_embedder["proj"](x))
-        waves = timestep_embedding(t, WAVES).to(tokens.dtype)
-        told = self._told(encoder_hidden_states_t5, image_meta_size, style, tokens)
-        vec = self.t_embedder["mlp"](waves) + self.extra_embedder(told)
-        text = self._text(
-            (context, text_embedding_mask),
-            (self.mlp_t5(encoder_hidden_states_t5), text_embedding_mask_t5),
-        )
-        head = tokens.shape[-1] // self.heads
-        angles = position_angles(rows, columns, BASE_CELLS // patch, head, x.device)
-        seen = (control or {}).get("output") or []
-        tokens = self._run_blocks(tokens, vec, text, angles, seen, options)
-        out = rearrange(
-            self.final_layer(tokens, vec), "b (h w) (p q c) -> b c (h p) (w q)",
-            h=rows, w=columns, p=patch, q=patch,
-        )  # fmt: skip
-        return out[:, : self.in_channels, :height, :width]
+        waves = timestep_embedding(t, WAVES).to(like.dtype)
+        extra = self.extra_embedder(self._told(given.t5, *told, like))
+        second = (self.mlp_t5(given.t5), given.t5_mask)
+        return self.t_embedder["mlp"](waves) + extra, self._text((given.bert, given.mask), second)
 
     def _told(
         self, text: Tensor, sizes: Tensor | None, style: Tensor | None, like: Tensor
@@ -226,7 +264,7 @@ class HunYuanDiT(nn.Module):
         vec: Tensor,
         text: Tensor,
         angles: Tensor,
-        control: list[Tensor],
+        control: list[Tensor | None],
         options: Options,
     ) -> Tensor:
         table = (options.get("patches_replace") or {}).get("dit") or {}
@@ -236,8 +274,10 @@ class HunYuanDiT(nn.Module):
         for number, block in enumerate(self.blocks):
             options["block_index"] = number
             skip = skips.pop() if number > half else None
-            if skip is not None and residuals:
-                skip = skip + residuals.pop().to(skip)
+            residual = residuals.pop() if skip is not None and residuals else None
+            if skip is not None and residual is not None:
+                check_residual(skip, residual, "output")
+                skip = skip + residual.to(skip)
 
             def original(
                 args: Mapping[str, Any], block: nn.Module = block, skip: Tensor | None = skip

@@ -26,7 +26,7 @@ from tests.comfy.families import key_shapes
 from tests.support.golden_nets import read_golden_net
 
 # Networks that this version does not have.
-NOT_HERE = ("Qwen-Image InstantX union", "Qwen-Image InstantX inpaint (68 ch)", "HunyuanDiT")
+NOT_HERE = ("Qwen-Image InstantX union", "Qwen-Image InstantX inpaint (68 ch)")
 
 
 def recorded(golden_json: Callable[[str], Any]) -> dict[str, Any]:

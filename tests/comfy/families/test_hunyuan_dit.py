@@ -11,14 +11,19 @@ import torch
 from torch import Tensor
 
 from comfy import loading, text_loading
+from comfy.control.loading import load_controlnet
 from comfy.families.family import BrokenModelError
 from comfy.families.hunyuan_dit import read_hunyuan_dit_config
 from comfy.ldm.bert.model import BertModel
+from comfy.ldm.hydit.controlnet import HunYuanControlNet
 from comfy.ldm.hydit.models import HunYuanDiT
 from comfy.ldm.t5.model import T5
 from comfy.ops import manual_cast
 from comfy.text_encoders import hydit
 from comfy_extras.nodes_hunyuan import CLIPTextEncodeHunyuanDiT
+from comfy_nodes.control import ControlNetApplyAdvanced
+from comfy_nodes.sampling import common_ksampler
+from tests.comfy.control.test_transformer_control import HintVAE
 from tests.comfy.families.small_files import PREFIX, loaded_again, prefixed, sampled, write
 from tests.comfy.families.test_transformers import pieces, random_like
 from tests.comfy.text_encoders.test_sentencepiece_file import piece_file
@@ -116,6 +121,54 @@ def test_a_network_that_is_told_sizes_agrees_with_another_implementation() -> No
     out = model(**given)
     seen = out[:, :, 3, 5].flatten()
     torch.testing.assert_close(seen, torch.tensor(TOLD_ANSWER), rtol=1e-5, atol=1e-4)
+
+
+# Likewise, of the library's control network with `control_network`'s weights: four channels of one
+# token behind each layer.
+CONTROL_ANSWER = [
+    [-5.0226, -2.9305, -14.6389, -20.2685],
+    [23.0786, 0.2897, -42.8123, 17.2661],
+    [-29.3058, -18.6755, 2.6142, -4.3501],
+]
+
+
+def control_network() -> HunYuanControlNet:
+    """The first half of a network of eight layers."""
+    model = HunYuanControlNet(**{**SIZES, "text_len": 5, "text_len_t5": 6, "depth": 3}).eval()
+    generator = torch.Generator().manual_seed(9)
+    weights = random_like(model, 5)
+    for value in weights.values():
+        value += 0.1 * torch.randn(value.shape, generator=generator)
+    model.load_state_dict(weights)
+    return model
+
+
+def test_the_control_network_agrees_with_another_implementation() -> None:
+    _, given = told_network()
+    made = control_network()(hint=given["x"].flip(0), timesteps=given.pop("t"), **given)["output"]
+    seen = torch.stack([residual[1, 7, :4] for residual in made])
+    torch.testing.assert_close(seen, torch.tensor(CONTROL_ANSWER), rtol=1e-4, atol=1e-3)
+
+
+def test_a_control_network_steers_a_picture(tmp_path: Path) -> None:
+    found: Any = loading.load_checkpoint_guess_config(checkpoint(tmp_path), output_vae=False)
+    weights = random_like(HunYuanControlNet(**{**SIZES, "depth": 1}), 6)
+    control = load_controlnet(write(weights, tmp_path / "control.safetensors"))
+    texts = [found.clip.encode_from_tokens_scheduled(found.clip.tokenize(t)) for t in ("cat", "")]
+    picture = torch.rand(1, 48, 64, 3, generator=torch.Generator().manual_seed(2))
+    latent = {"samples": torch.zeros(SHAPE)}
+
+    def made(strength: float) -> Tensor:
+        applied = ControlNetApplyAdvanced().apply_controlnet(
+            *texts, control, picture, strength, 0.0, 1.0, vae=HintVAE(4)
+        )
+        run = common_ksampler(found.model, 3, 2, 2.0, "euler", "simple", *applied, latent)
+        samples: Tensor = run[0]["samples"]
+        return samples
+
+    plain, steered = made(0.0), made(1.0)
+    assert steered.isfinite().all()
+    assert not torch.allclose(plain, steered)
 
 
 def test_odd_sizes_and_longer_texts_are_taken() -> None:
