@@ -8,7 +8,6 @@ Source: https://github.com/ggml-org/llama.cpp, gguf-py/gguf/tensor_mapping.py.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -19,8 +18,6 @@ from torch import Tensor
 
 from comfy.weights import gguf_vocabulary
 from comfy.weights.errors import UnknownWeightFormatError
-
-logger = logging.getLogger(__name__)
 
 VOCABULARY = "vocabulary_of_header"
 """Key of a vocabulary: bytes of a tokenizer.json or of a SentencePiece model."""

@@ -90,7 +90,3 @@ class BlockCode:
             return None
         taken = stored.detach().reshape(self.shape[0], -1)[chosen]
         return self.rows(len(chosen)).decode(taken, {}, dtype)
-
-    def stored_size(self) -> int:
-        """Bytes the weight takes."""
-        return -(-math.prod(self.shape) // self.elements) * self.size

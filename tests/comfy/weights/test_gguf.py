@@ -224,7 +224,7 @@ def test_every_recorded_family_is_recognised_from_quantised_matrices(golden_fold
             return value
         assert kind.unpack is not None
         code = BlockCode(kind.name, value.shape, kind.elements, kind.size, kind.unpack)
-        data = torch.empty(code.stored_size(), dtype=torch.uint8, device="meta")
+        data = torch.empty(gguf_files.size_of(value, "Q4_0"), dtype=torch.uint8, device="meta")
         return StoredWeight(data, code, value.shape)
 
     seen = set()
