@@ -19,7 +19,8 @@ PROGRAM = "latentloom"
 
 
 def environment() -> dict[str, Any]:
-    """Versions, device, attention back end and what was asked of number types, as in use now.
+    """Versions, device, threads, attention back end and what was asked of number types, as in use
+    now.
 
     The same graph, files and environment give the same picture, bit for bit.
     """
@@ -27,6 +28,7 @@ def environment() -> dict[str, Any]:
     return {
         **_versions(),
         "device": accelerators.device_name(runtime.device),
+        "threads": torch.get_num_threads(),  # where sums are cut on a CPU
         "attention": attention.selected().name,
         "deterministic": runtime.precision.deterministic,
         "precision": _asked(runtime.precision),

@@ -130,8 +130,10 @@ def test_a_saved_picture_tells_what_it_was_made_on(server: ServerProcess) -> Non
     made_on = json.loads(picture.text["environment"])
     assert made_on["torch"] == torch.__version__
     assert made_on.keys() == {
-        "latentloom", "torch", "python", "device", "attention", "deterministic", "precision",
+        "latentloom", "torch", "python", "device", "threads", "attention", "deterministic",
+        "precision",
     }  # fmt: skip
+    assert made_on["threads"] >= 1
     assert entry["environment"] == made_on
     assert server.get(f"/api/jobs/{entry['prompt'][1]}")["environment"] == made_on
 
