@@ -46,7 +46,8 @@ def cached(
 ) -> io.NodeOutput:
     """A view of the model with one cache, around the calls of a kind."""
     to_sigma = model.get_model_object("model_sampling").percent_to_sigma
-    cache = StepCache(reuse_threshold, to_sigma(start_percent), to_sigma(end_percent), verbose)
+    span = to_sigma(start_percent), to_sigma(end_percent)
+    cache = StepCache(reuse_threshold, *span, verbose, watches_all=wrapper is CachedEstimate)
     view = model.clone()
     view.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, "step_cache", CachedRun(cache))
     view.add_wrapper_with_key(kind, "step_cache", wrapper(cache))

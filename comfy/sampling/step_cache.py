@@ -1,8 +1,10 @@
 """Skipping model calls where the estimate is about to change little.
 
 From two computed steps the rate is known by which the output moves when the input does. The change
-of later outputs is predicted from the change of the input and added up; until the sum reaches a
-threshold, the output is taken to be the input plus the difference last seen.
+of later outputs is predicted from the way of the input since the last computed step and added up;
+until the sum reaches a threshold, the output is taken to be the input plus the difference last
+seen. The paper adds up the ways from step to step instead, which lets several times as much change
+pass at the same threshold; users' thresholds are made for this sum.
 Source: Zhou et al. 2025 (EasyCache), https://arxiv.org/abs/2507.02860, section 3.3.
 """
 
@@ -18,16 +20,16 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-# Changes are measured on every SUBSAMPLE-th row and column of large latents: enough for a mean.
 SUBSAMPLE = 8
-SMALLEST_SIDE = 16
+"""Changes are measured on every eighth cell of the last two axes."""
 
 
 def _sparse(x: Tensor) -> Tensor:
     """Some cells of a tensor, as a copy."""
-    if x.ndim >= 4 and min(x.shape[-2:]) >= SMALLEST_SIDE:
-        x = x[..., ::SUBSAMPLE, ::SUBSAMPLE]
-    return x.float().clone()
+    return x[..., ::SUBSAMPLE, ::SUBSAMPLE].float().clone()
+
+
+SMALLEST_SIZE = 1e-12
 
 
 def _size(x: Tensor) -> float:
@@ -40,8 +42,9 @@ class _Seen:
 
     Attributes:
         sigma, skip: Noise level of the latest decision, and the decision.
-        input: Input of the latest step.
-        computed_input, output: Input and output of the latest computed step.
+        in_span: Whether steps may be skipped at that level.
+        input, output: Input and output of the latest computed step.
+        size: Mean size of that output, before some of its cells were chosen.
         rate: Change of the output per change of the input.
         sum: Predicted change since the latest computed step.
         differences: Output minus input, by what it was computed for.
@@ -51,9 +54,10 @@ class _Seen:
 
     sigma: float | None = None
     skip: bool = False
+    in_span: bool = False
     input: Tensor | None = None
-    computed_input: Tensor | None = None
     output: Tensor | None = None
+    size: float = 0.0
     rate: float | None = None
     sum: float = 0.0
     differences: dict[Hashable, Tensor] = field(default_factory=dict)
@@ -67,14 +71,21 @@ class StepCache:
 
     Args:
         threshold: Predicted relative change of the output that is let pass in all.
-        start_sigma, end_sigma: Levels between which steps may be skipped.
+        start_sigma, end_sigma: Levels between which steps may be skipped; not at the end itself.
         verbose: Log every decision.
+        watches_all: Note inputs and outputs also before that; else the first step within it is
+            the first that is seen.
     """
 
     def __init__(
-        self, threshold: float, start_sigma: float, end_sigma: float, verbose: bool = False
+        self,
+        threshold: float,
+        start_sigma: float,
+        end_sigma: float,
+        verbose: bool = False,
+        watches_all: bool = False,
     ) -> None:
-        self.threshold, self.verbose = threshold, verbose
+        self.threshold, self.verbose, self.watches_all = threshold, verbose, watches_all
         self.start_sigma, self.end_sigma = start_sigma, end_sigma
         self.reset()
 
@@ -102,7 +113,8 @@ class StepCache:
         """
         seen = self._seen
         if sigma != seen.sigma:
-            seen.sigma, seen.skip = sigma, self._decide(x.chunk(len(keys))[0], sigma)
+            seen.sigma, seen.in_span = sigma, self.end_sigma < sigma <= self.start_sigma
+            seen.skip = seen.in_span and self._decide(x.chunk(len(keys))[0])
             seen.skipped += seen.skip
             seen.computed += not seen.skip
         known = all(
@@ -111,24 +123,20 @@ class StepCache:
         )
         return seen.skip and known
 
-    def _decide(self, x: Tensor, sigma: float) -> bool:
+    def _decide(self, x: Tensor) -> bool:
         seen = self._seen
-        current, previous = _sparse(x), seen.input
-        seen.input = current
-        if previous is None or previous.shape != current.shape:
+        if seen.rate is None or seen.input is None:
             return False
-        if not self.end_sigma <= sigma <= self.start_sigma:
+        current = _sparse(x[:, : seen.input.shape[1]])  # without what stands beside the latent
+        if seen.input.shape != current.shape:
             return False
-        if seen.rate is None or seen.output is None:
-            return False
-        moved = _size(current - previous)
-        seen.sum += seen.rate * moved / max(_size(seen.output), 1e-12)
+        seen.sum += seen.rate * _size(current - seen.input) / max(seen.size, SMALLEST_SIZE)
         skip = seen.sum < self.threshold
         if not skip:
             seen.sum = 0.0
         if self.verbose:
             verb = "skips" if skip else "computes"
-            logger.info("step cache %s at sigma %.4f: change %.4f", verb, sigma, seen.sum)
+            logger.info("step cache %s at sigma %.4f: change %.4f", verb, seen.sigma, seen.sum)
         return skip
 
     def predict(self, x: Tensor, keys: Sequence[Hashable]) -> Tensor:
@@ -147,19 +155,24 @@ class StepCache:
             if kept.shape != made.shape:  # a network of another kind: nothing to predict from
                 continue
             seen.differences[key] = (made - kept).detach()
-            if seen.lead in (None, key):
+            if seen.lead in (None, key) and (seen.in_span or self.watches_all):
                 seen.lead = key
-                self._measure(_sparse(part), _sparse(made))
+                self._measure(_sparse(kept), _sparse(made))
+                seen.size = _size(made.float())
 
     def _measure(self, x: Tensor, output: Tensor) -> None:
         """Update the rate from this computed step and the one before it."""
         seen = self._seen
-        before, before_output = seen.computed_input, seen.output
-        if before is not None and before_output is not None and before.shape == x.shape:
-            moved = _size(x - before)
-            if moved > 0:
-                seen.rate = _size(output - before_output) / moved
-        seen.computed_input, seen.output = x, output
+        before, before_output = seen.input, seen.output
+        if (
+            seen.in_span
+            and before is not None
+            and before_output is not None
+            and before.shape == x.shape
+            and (moved := _size(x - before)) > 0
+        ):
+            seen.rate = _size(output - before_output) / moved
+        seen.input, seen.output = x, output
 
 
 class CachedRun:

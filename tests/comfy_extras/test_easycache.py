@@ -101,6 +101,38 @@ def test_a_cache_predicts_input_plus_difference_for_each_key() -> None:
     assert not cache.skips(x, 5.0, ["c"])
 
 
+def decisions(inputs: list[float], outputs: list[float], watches_all: bool) -> list[bool]:
+    """Whether each step is skipped, by the rule in words: levels 10, 9...; the span is 9 to 3."""
+    cache = StepCache(0.5, 9.0, 2.0, watches_all=watches_all)
+    made = []
+    for step, (entering, leaving) in enumerate(zip(inputs, outputs)):
+        x = torch.full((1, 2, 3, 4), entering)
+        x[..., 1:] = 99.0 * step  # cells beside the eighths do not count for changes
+        beside = torch.full((1, 3, 3, 4), 7.0 * step)  # nor do channels beside the latent
+        whole = torch.cat([x, beside], dim=1)
+        made.append(cache.skips(whole, 10.0 - step, ["k"]))
+        if not made[-1]:
+            output = torch.full((1, 2, 3, 4), 4.0)
+            output[..., 0, 0] = leaving
+            cache.learn(whole, output, ["k"])
+    return made
+
+
+def test_the_way_since_the_last_computed_step_is_added_up() -> None:
+    # Rate 1 from steps at 9 and 8, the output's mean size (11 cells of 4, one of 2) 23/6 = 3.83.
+    # From there: ways 1 and 2 (0.26, 0.78: computed), 0.5 and 1 since that one, and so on.
+    inputs = [0.0, 1.0, 2.0, 3.0, 4.0, 4.5, 5.0, 5.1, 5.2]
+    outputs = [0.0, 1.0, 2.0, 3.0, 4.0, 4.5, 5.0, 5.1, 5.2]
+    rule = [False, False, False, True, False, True, True, False, False]
+    assert decisions(inputs, outputs, watches_all=False) == rule
+
+
+def test_steps_before_the_span_teach_only_what_watches_all() -> None:
+    inputs = outputs = [0.0, 0.1, 0.2, 0.3]
+    assert decisions(inputs, outputs, watches_all=True) == [False, False, True, True]
+    assert decisions(inputs, outputs, watches_all=False) == [False, False, False, True]
+
+
 @pytest.mark.parametrize("shape", [(1, 4, 16, 16), (1, 4, 3, 8, 8), (1, 8, 20)])
 def test_latents_of_any_rank_are_measured(shape: tuple[int, ...]) -> None:
     cache = StepCache(10.0, 100.0, 0.0)
