@@ -246,3 +246,12 @@ def force_upcast_attention_dtype() -> dict[torch.dtype, torch.dtype] | None:
     if precision.force_upcast_attention:
         return {torch.float16: torch.float32, torch.bfloat16: torch.float32}
     return None
+
+
+def attention_precision(asked: torch.dtype | None, dtype: torch.dtype) -> torch.dtype | None:
+    """Type of the scores of queries in ``dtype``, of which a network may have asked for a wider
+    one; None leaves them as they are.
+    """
+    if get_runtime().precision.dont_upcast_attention:
+        return None
+    return (force_upcast_attention_dtype() or {}).get(dtype, asked)

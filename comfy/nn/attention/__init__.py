@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from comfy.devices import precision
 from comfy.nn.attention import kernels, optional
 from comfy.nn.attention.shapes import expand_mask, merge_heads, repeat_key_heads, split_heads
 
@@ -116,8 +117,9 @@ def _public(
             q, k, v = split_heads(q, heads), split_heads(k, groups), split_heads(v, groups)
         if k.shape[1] != heads:
             k, v = repeat_key_heads(k, v, heads)
-        if upcasts and attn_precision is not None and attn_precision != q.dtype:
-            q, k = q.to(attn_precision), k.to(attn_precision)
+        if upcasts:
+            wanted = precision.attention_precision(attn_precision, q.dtype) or q.dtype
+            q, k = q.to(wanted), k.to(wanted)
         run = kernels.fused if approximate and not low_precision_attention else kernel
         out = run(q, k, v, expand_mask(mask))
         return out if skip_output_reshape else merge_heads(out)

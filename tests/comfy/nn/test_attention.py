@@ -7,6 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from comfy import cli_args
+from comfy.devices.policies import MemoryPolicy, PrecisionPolicy
+from comfy.devices.runtime import build_runtime, install_runtime
 from comfy.nn import attention
 from comfy.nn.attention import kernels
 from utils import policies
@@ -119,6 +121,23 @@ def test_half_precision_scores_can_be_raised_to_single() -> None:
     q, k, v = (x.bfloat16() for x in inputs())
     out = attention.attention_basic(q, k, v, 4, attn_precision=torch.float32)
     assert out.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("function", [attention.attention_split, attention.attention_sub_quad])
+def test_flags_decide_whether_scores_are_raised(function) -> None:
+    q, k, v = (3 * x.bfloat16() for x in inputs())
+
+    def apply(asked: torch.dtype | None, **flags: bool) -> torch.Tensor:
+        install_runtime(build_runtime(MemoryPolicy(cpu=True), PrecisionPolicy(**flags)))
+        try:
+            return function(q, k, v, 4, attn_precision=asked)
+        finally:
+            install_runtime(None)
+
+    plain, raised = apply(None), apply(torch.float32)
+    assert not torch.equal(plain, raised)
+    assert torch.equal(apply(None, force_upcast_attention=True), raised)
+    assert torch.equal(apply(torch.float32, dont_upcast_attention=True), plain)
 
 
 def test_registered_functions_are_found_by_name() -> None:
