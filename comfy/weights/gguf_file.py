@@ -33,6 +33,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 USUAL_ALIGNMENT = 32
 MOST_ENTRIES = 1 << 26  # of a header or a list in it; more is a damaged file
+SHOWN = 60  # characters of a value that messages show
 
 ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
 """Header entry, before a tensor's name, of the shape it had before it was quantised."""
@@ -75,6 +76,18 @@ class GgufHeader:
     def metadata(self) -> dict[str, str]:
         """Texts and numbers as other weight files have them."""
         return {k: str(v) for k, v in self.facts.items() if not isinstance(v, list)}
+
+    def number(self, path: str | os.PathLike[str], key: str, usual: int, least: int = 0) -> int:
+        """A whole number, or the usual one where nothing is said.
+
+        Raises:
+            NotGgufError: It is something else, or too small.
+        """
+        value = self.facts.get(key, usual)
+        if type(value) is not int or value < least:
+            found = f"{key} is {_short(value)}"
+            raise NotGgufError(path, f"{found}, expected a whole number from {least} on")
+        return value
 
 
 class _Cursor:
@@ -159,14 +172,14 @@ def read_header(path: str | os.PathLike[str], data: memoryview) -> GgufHeader:
         )
     tensors, facts = cursor.count("tensors"), cursor.count("facts")
     header = GgufHeader({cursor.text(): cursor.value(cursor.take("<I")) for _ in range(facts)})
-    _refuse_parts(path, header.facts)
+    _refuse_parts(path, header)
     places = [_tensor(cursor) for _ in range(tensors)]
-    alignment = int(header.facts.get("general.alignment", USUAL_ALIGNMENT))
-    if alignment < 1:
-        raise NotGgufError(path, f"general.alignment is {alignment}")
+    alignment = header.number(path, "general.alignment", USUAL_ALIGNMENT, least=1)
     begin = -(-cursor.place // alignment) * alignment
     for name, kind, shape, offset in places:
-        shape = tuple(header.facts.get(ORIGINAL_SHAPE + name, shape))
+        if name in header.tensors:
+            raise NotGgufError(path, f"its header names '{_short(name)}' twice")
+        shape = _original_shape(path, name, shape, header.facts)
         entry = GgufTensor(kind, shape, begin + offset)
         end = entry.start + _size(path, name, entry)
         if end > len(data):
@@ -177,15 +190,41 @@ def read_header(path: str | os.PathLike[str], data: memoryview) -> GgufHeader:
     return header
 
 
-def _refuse_parts(path: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
-    count = int(facts.get("split.count", 1))
+def _short(value: Any) -> str:
+    """A value of a header as messages show it; it may be of any length."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _refuse_parts(path: str | os.PathLike[str], header: GgufHeader) -> None:
+    count = header.number(path, "split.count", 1)  # 0 in files that were joined
     if count > 1:
-        number = int(facts.get("split.no", 0)) + 1
+        number = header.number(path, "split.no", 0) + 1
         raise UnknownWeightFormatError(
             path,
             f"this is part {number} of {count} of a model",
             "fetch all parts and join them with: llama-gguf-split --merge FIRST_PART WHOLE_FILE",
         )
+
+
+def _original_shape(
+    path: str | os.PathLike[str], name: str, shape: tuple[int, ...], facts: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """The shape a tensor had before it was quantised, where the header gives it.
+
+    Raises:
+        NotGgufError: It is none, or of another number of elements.
+    """
+    given = facts.get(ORIGINAL_SHAPE + name)
+    if given is None:
+        return shape
+    sound = isinstance(given, list) and len(given) <= MAX_AXES
+    sound = sound and all(type(size) is int and size >= 0 for size in given)
+    if not sound or math.prod(given) != math.prod(shape):
+        raise NotGgufError(
+            path, f"'{name}' is said to have had the shape {_short(given)}; it has {list(shape)}"
+        )
+    return tuple(given)
 
 
 def _tensor(cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:
@@ -214,7 +253,8 @@ def _size(path: str | os.PathLike[str], name: str, tensor: GgufTensor) -> int:
             f"take a version of the model in another quantisation ({known_names()})",
         )
     count = math.prod(tensor.shape)
-    if count >= 1 << 62 or count % kind.elements:
+    widest = math.prod(max(size, 1) for size in tensor.shape)  # torch multiplies them beside a 0
+    if widest >= 1 << 62 or count % kind.elements:
         raise NotGgufError(
             path,
             f"'{name}' has the shape {list(tensor.shape)}, which {kind.name} cannot hold: it has "
@@ -250,4 +290,4 @@ def _of_file(whole: Tensor, path: str | os.PathLike[str], name: str, tensor: Ggu
         return aligned.view(kind.dtype).reshape(shape)
     code = BlockCode(kind.name, shape, kind.elements, kind.size, kind.unpack)
     rows = shape[0] if code.has_whole_rows else 1
-    return StoredWeight(data.reshape(rows, -1), code, shape)
+    return StoredWeight(data.reshape(rows, len(data) // max(rows, 1)), code, shape)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from comfy.weights import gguf_vocabulary
-from comfy.weights.errors import UnknownWeightFormatError
+from comfy.weights.errors import UnknownWeightFormatError, WeightFileError
 
 VOCABULARY = "vocabulary_of_header"
 """Key of a vocabulary: bytes of a tokenizer.json or of a SentencePiece model."""
@@ -97,6 +97,7 @@ def published(
         path: For messages.
     Raises:
         UnknownWeightFormatError: Names are llama.cpp's, but the architecture has no text encoder.
+        WeightFileError: Tensors or lists of the header do not belong together.
     """
     if not any(OF_LLAMA_CPP.match(name) for name in tensors):
         return tensors
@@ -109,7 +110,7 @@ def published(
             f"choose one that is used as a text encoder ({', '.join(ARCHITECTURES)})",
         )
     if names is TOWER_NAMES:
-        tensors = _joined_tower(tensors)
+        tensors = _joined_tower(tensors, path)
     if kind in TURNING_NEIGHBOURS:
         tensors = {**tensors, **dict(_with_turning_halves(tensors, facts, kind, path))}
     if kind in COUNTING_FROM_ZERO:
@@ -117,7 +118,10 @@ def published(
         tensors = {**tensors, **norms}
     renamed = {_name(key, names): value for key, value in tensors.items() if not UNUSED.match(key)}
     renamed = _without_gate(renamed)
-    vocabulary = gguf_vocabulary.of_header(facts)
+    try:
+        vocabulary = gguf_vocabulary.of_header(facts)
+    except gguf_vocabulary.BrokenVocabularyError as error:
+        raise WeightFileError(path, f"its vocabulary is broken: {error}") from error
     if vocabulary is not None:
         renamed[VOCABULARY] = torch.frombuffer(bytearray(vocabulary), dtype=torch.uint8)
     return renamed
@@ -133,18 +137,34 @@ def _name(key: str, names: Mapping[str, str]) -> str:
     return f"{found if number is None else found.replace('.N.', f'.{number[0]}.')}.{last}"
 
 
-def _joined_tower(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _joined_tower(tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """A tower with queries, keys and values in one layer, and both pictures of a patch in one."""
     joined = dict(tensors)
     for key in tensors:
         if ".attn_q." in key:
-            parts = [joined.pop(key.replace(".attn_q.", f".attn_{part}."), None) for part in "qkv"]
-            if all(part is not None for part in parts):
-                joined[key.replace(".attn_q.", ".attn_qkv.")] = torch.cat(parts)  # type: ignore[arg-type]
-    second = joined.pop("v.patch_embd.weight.1", None)
-    if second is not None:
-        joined["v.patch_embd.weight"] = torch.stack([joined["v.patch_embd.weight"], second], dim=2)
+            names = [key.replace(".attn_q.", f".attn_{part}.") for part in "qkv"]
+            joined[key.replace(".attn_q.", ".attn_qkv.")] = torch.cat(
+                _taken(joined, names, path, 1)
+            )
+    first, second = "v.patch_embd.weight", "v.patch_embd.weight.1"
+    if second in joined:
+        joined[first] = torch.stack(_taken(joined, [first, second], path), dim=2)
     return joined
+
+
+def _taken(
+    tensors: dict[str, Tensor], names: list[str], path: str | os.PathLike[str], axis: int = 0
+) -> list[Tensor]:
+    """Tensors that are to be joined, taken out.
+
+    Raises:
+        WeightFileError: One is missing, or has another shape from an axis on.
+    """
+    found = [tensors.pop(name, None) for name in names]
+    shapes = [None if tensor is None else tuple(tensor.shape) for tensor in found]
+    if None in shapes or len({shape[axis:] for shape in shapes if shape is not None}) > 1:
+        raise WeightFileError(path, f"{', '.join(names)} do not fit together, found {shapes}")
+    return [tensor for tensor in found if tensor is not None]
 
 
 def _without_gate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -173,5 +193,9 @@ def _with_turning_halves(
     for key, value in tensors.items():
         count = counts.get(key.rpartition(".")[0].rpartition(".")[2])
         if count is not None:
+            if count < 1 or len(value) % (2 * count):
+                raise WeightFileError(
+                    path, f"'{key}' has {len(value)} rows, which are not those of {count} heads"
+                )
             rows = torch.arange(len(value)).reshape(count, -1, 2)
             yield key, value[rows.transpose(1, 2).flatten()]

@@ -11,13 +11,16 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 logger = logging.getLogger(__name__)
 
 PLAIN, UNKNOWN, CONTROL, TYPED, UNUSED = 1, 2, 3, 4, 5  # kinds of pieces; as in SentencePiece
 UNIGRAM, MERGING = 1, 2  # kinds of SentencePiece models
 PADDING = ("[PAD", "<extra_id_")  # pieces behind the vocabulary that fill the token table up
+
+Item = TypeVar("Item", str, float, int)
+NAMES: dict[type, str] = {str: "texts", float: "numbers", int: "whole numbers"}
 
 
 class Cut(NamedTuple):
@@ -41,12 +44,20 @@ CUTS: dict[str, Cut] = {
 """Names of ways to cut text -> patterns."""
 
 
+class BrokenVocabularyError(ValueError):
+    """Lists of a vocabulary that are not what they must be."""
+
+
 def of_header(facts: Mapping[str, Any]) -> bytes | None:
-    """A tokenizer.json or a SentencePiece model; None where the header has no such vocabulary."""
-    kind, pieces = facts.get("tokenizer.ggml.model"), facts.get("tokenizer.ggml.tokens")
-    if not isinstance(pieces, list) or not pieces:
+    """A tokenizer.json or a SentencePiece model; None where the header has no such vocabulary.
+
+    Raises:
+        BrokenVocabularyError: It has one that no tokenizer can be made of.
+    """
+    kind, pieces = str(facts.get("tokenizer.ggml.model")), _listed(facts, "tokens", str)
+    if not pieces:
         return None
-    if kind in ("t5", "llama") and len(facts.get("tokenizer.ggml.scores", ())) == len(pieces):
+    if kind in ("t5", "llama") and len(_listed(facts, "scores", float)) == len(pieces):
         return _sentencepiece(pieces, facts, UNIGRAM if kind == "t5" else MERGING)
     cut = CUTS.get(str(facts.get("tokenizer.ggml.pre")))
     if kind == "gpt2" and cut is not None:
@@ -56,8 +67,22 @@ def of_header(facts: Mapping[str, Any]) -> bytes | None:
     return None
 
 
+def _listed(facts: Mapping[str, Any], name: str, kind: type[Item]) -> list[Item]:
+    """A list of the vocabulary; empty where there is none.
+
+    Raises:
+        BrokenVocabularyError: It is no list, or holds something else.
+    """
+    values = facts.get(f"tokenizer.ggml.{name}", [])
+    if not isinstance(values, list) or not {type(value) for value in values} <= {kind}:
+        raise BrokenVocabularyError(f"tokenizer.ggml.{name} is no list of {NAMES[kind]}")
+    return values
+
+
 def _kinds(facts: Mapping[str, Any], count: int) -> Sequence[int]:
-    kinds = facts.get("tokenizer.ggml.token_type", ())
+    kinds = _listed(facts, "token_type", int)
+    if min(kinds, default=0) < 0:
+        raise BrokenVocabularyError(f"tokenizer.ggml.token_type holds {min(kinds)}")
     return kinds if len(kinds) == count else [PLAIN] * count
 
 
@@ -67,8 +92,11 @@ def _pairs(pieces: Sequence[str], facts: Mapping[str, Any], cut: Cut) -> bytes:
 
     kinds = _kinds(facts, len(pieces))
     numbers = {p: n for n, (p, kind) in enumerate(zip(pieces, kinds)) if kind != UNUSED}
-    halves = (text.split(" ") for text in facts.get("tokenizer.ggml.merges", ()))
+    halves = (text.split(" ") for text in _listed(facts, "merges", str))
     joined = [(pair[0], pair[1]) for pair in halves if len(pair) == 2]
+    for pair in joined:
+        if not {*pair, "".join(pair)} <= numbers.keys():
+            raise BrokenVocabularyError(f"tokenizer.ggml.merges joins {pair}, which are no pieces")
     made = Tokenizer(models.BPE(numbers, joined, ignore_merges=not cut.composes))
     if cut.composes:
         made.normalizer = normalizers.NFC()
@@ -92,14 +120,14 @@ def _sentencepiece(pieces: Sequence[str], facts: Mapping[str, Any], kind: int) -
     count, kinds = len(pieces), _kinds(facts, len(pieces))
     while count and pieces[count - 1].startswith(PADDING):
         count -= 1
-    scores = facts["tokenizer.ggml.scores"]
+    scores = _listed(facts, "scores", float)
     whole = b"".join(
         _field(1, _field(1, text.encode()) + _number(2, score) + _field(3, int(of)))
         for text, score, of in zip(pieces[:count], scores, kinds)
     )
     rules = _field(3, int(bool(facts.get("tokenizer.ggml.add_space_prefix", True))))
     rules += _field(4, int(bool(facts.get("tokenizer.ggml.remove_extra_whitespaces", False))))
-    characters = facts.get("tokenizer.ggml.precompiled_charsmap")
+    characters = _listed(facts, "precompiled_charsmap", int)
     if characters:
         rules = _field(2, bytes(value & 255 for value in characters)) + rules
     return whole + _field(2, _field(3, kind)) + _field(3, rules)
