@@ -9,7 +9,7 @@ bits to hold them, they stay apart and are added at every use.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -80,6 +80,19 @@ class EncodedWeight(CastWeightBiasOp):
         """How copies and pickles are made: the class is made anew from the plain layer's."""
         plain = next(kind for kind in type(self).__mro__ if not issubclass(kind, EncodedWeight))
         return _revived, (plain,), dict(self.__dict__)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **options: Any) -> Any:
+        """Moves like any layer; in another type bytes of a code would be read as other numbers."""
+        layer: Any = self
+        code = {id(getattr(layer, n)) for n in ("weight", *self.part_names, *self.note_names)}
+
+        def keeping_types(tensor: torch.Tensor) -> torch.Tensor:
+            changed = fn(tensor)
+            if id(tensor) not in code or changed.dtype == tensor.dtype:
+                return changed
+            return tensor.to(changed.device)
+
+        return super()._apply(keeping_types, *args, **options)  # type: ignore[misc]
 
     @property
     def patches_apart(self) -> bool:

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling as compiling
 
 from comfy.devices import casting
 from comfy.ops.encoded import PLAIN_TYPE, PLAIN_TYPES, Parts
@@ -54,14 +55,23 @@ class BlockCode:
             return casting.cast_to(stored, dtype)
         blocks = stored.detach().view(torch.uint8).reshape(-1, self.size)
         scales = None if self.scales is None else self.scales(parts, self.shape).reshape(-1, 1)
-        at_once = CPU_NUMBERS if stored.device.type == "cpu" else DEVICE_NUMBERS
-        step = max(1, at_once // self.elements)
+        step = len(blocks) if compiling() else self._blocks_at_once(stored.device)
+        if step >= len(
+            blocks
+        ):  # in compiled code, which makes nothing on the way, every turn would
+            numbers = self.unpack(blocks)  # be written out
+            whole = numbers if scales is None else numbers.mul_(scales)
+            return whole.to(dtype).reshape(self.shape)
         decoded = torch.empty((len(blocks), self.elements), dtype=dtype, device=stored.device)
         for start in range(0, len(blocks), step):
             chosen = slice(start, start + step)
             numbers = self.unpack(blocks[chosen])
             decoded[chosen] = numbers if scales is None else numbers.mul_(scales[chosen])
         return decoded.reshape(self.shape)
+
+    def _blocks_at_once(self, device: torch.device) -> int:
+        numbers = CPU_NUMBERS if device.type == "cpu" else DEVICE_NUMBERS
+        return max(1, numbers // max(self.elements, 1))
 
     def encode(self, weight: Tensor, parts: Parts, seed: int | None) -> Tensor:  # noqa: ARG002
         """A patched weight as it rests: a plain one, for in few bits most of the change is lost."""

@@ -25,6 +25,9 @@ from comfy.weights.low_bit.blocks import BlockCode
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1_VALUES = (*_E2M1, *(-value for value in _E2M1))
+_SMALL = tuple(n / 512 for n in range(8))
+_E4M3 = (*_SMALL, *((8 + n % 8) * 2.0 ** (n // 8 - 10) for n in range(8, 127)), math.nan)
+E4M3_VALUES = (*_E4M3, *(-value for value in _E4M3))
 NVFP4_BLOCK, MXFP8_BLOCK = 16, 32
 TILE_ROWS, TILE_COLUMNS = 128, 4
 
@@ -65,13 +68,7 @@ def mxfp8(weight: Tensor, parts: Parts) -> BlockCode:
 
 
 def _e4m3(blocks: Tensor) -> Tensor:
-    return looked_up(blocks, _e4m3_values())  # a processor has no instruction for them
-
-
-@functools.cache
-def _e4m3_values() -> tuple[float, ...]:
-    every = torch.arange(256, dtype=torch.int32).to(torch.uint8)
-    return tuple(every.view(torch.float8_e4m3fn).float().tolist())
+    return looked_up(blocks, E4M3_VALUES)  # a processor has no instruction for them
 
 
 def _mxfp8_scales(parts: Parts, shape: torch.Size) -> Tensor:

@@ -86,8 +86,20 @@ class StoredWeight(Tensor):
         kept = None if keep is None else keep(*args, **kwargs)
         if kept is not None:
             return kept
+        if func._schema.is_mutable:
+            _refuse_stored(func, (*args[:1], kwargs.get("out")))
         args, kwargs = tree_map_only(StoredWeight, StoredWeight.decoded, (args, kwargs))
         return func(*args, **kwargs)
+
+
+def _refuse_stored(func: Any, changed: Sequence[Any]) -> None:
+    """TypeError where an operation would change the decoded copy of a weight, and so nothing."""
+    for weight in changed:
+        if isinstance(weight, StoredWeight):
+            raise TypeError(
+                f"{func} cannot change {weight!r} in place: its numbers are in a code; take "
+                "decoded() and change that"
+            )
 
 
 def _slice(

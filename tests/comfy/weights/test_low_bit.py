@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -136,6 +137,12 @@ def test_weights_of_bitsandbytes_are_decoded_bit_for_bit(form: str) -> None:
     assert digest(code.decode(stored, parts, torch.float32)) == BNB_DIGESTS[form]
 
 
+def test_the_table_of_eight_bit_floats_is_what_torch_makes_of_all_bytes() -> None:
+    every = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn)
+    table = torch.tensor(four_bit.E4M3_VALUES)
+    assert torch.equal(table.nan_to_num(1e9), every.float().nan_to_num(1e9))
+
+
 def test_powers_of_two_are_exact_down_to_the_smallest() -> None:
     from comfy.weights.low_bit.bits import power_of_two
 
@@ -188,6 +195,41 @@ def test_a_layer_holds_its_weight_in_the_code_and_computes_with_the_numbers(form
     assert layer.decoded_shape() == (ROWS, COLUMNS)
     x = torch.randn(2, COLUMNS)
     torch.testing.assert_close(net(x), x @ decoded.T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_layer_in_another_type_keeps_its_code(form: str, dtype: torch.dtype) -> None:
+    file, _ = layer_file(form)
+    net = nn.Sequential(ops.disable_weight_init.Linear(COLUMNS, ROWS, device="meta"))
+    assign_weights(net, {**file, "0.bias": torch.ones(ROWS)})
+    layer: Any = net[0]
+    x = torch.randn(2, COLUMNS)
+    code, wanted = {n: layer.state_dict()[n].dtype for n in layer.state_dict()}, net(x)
+    net.to(dtype)
+    assert {n: layer.state_dict()[n].dtype for n in code} == {**code, "bias": dtype}
+    assert torch.equal(net(x), wanted)
+
+
+def test_compiled_code_decodes_a_weight_at_one_stroke(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, numbers = stored_weight(kind="Q4_0")
+    asked: list[int] = []
+    unpack = GGML_TYPES[gguf_files.NUMBERS["Q4_0"]].unpack
+    assert isinstance(weight.code, BlockCode)
+    assert unpack is not None
+
+    def counted(blocks: Tensor) -> Tensor:
+        asked.append(len(blocks))
+        return unpack(blocks)
+
+    code = dataclasses.replace(weight.code, unpack=counted)
+    monkeypatch.setattr(low_bit, "CPU_NUMBERS", 7 * 32)
+    assert torch.equal(code.decode(weight.stored, {}, torch.float32), numbers)
+    assert asked == [7, 7, 7, 7, 7, 7, 6]
+    asked.clear()
+    monkeypatch.setattr(low_bit, "compiling", lambda: True)
+    assert torch.equal(code.decode(weight.stored, {}, torch.float32), numbers)
+    assert asked == [48]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -280,6 +322,18 @@ def test_all_other_arithmetic_gets_the_numbers(compute: Any) -> None:
     result = compute(weight)
     assert not isinstance(result, StoredWeight)
     assert torch.equal(result, compute(numbers))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda t: t.mul_(2), lambda t: t.copy_(torch.ones(24, 64)), lambda t: t.zero_(),
+     lambda t: torch.add(torch.ones(24, 64), 1, out=t)],
+)  # fmt: skip
+def test_a_change_in_place_is_refused_where_it_would_be_lost(change: Any) -> None:
+    weight, numbers = stored_weight()
+    with pytest.raises(TypeError, match=r"cannot change .*\(24, 64\), Q8_0.* in place"):
+        change(weight)
+    assert torch.equal(weight.decoded(), numbers)
 
 
 def test_a_token_table_is_decoded_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
