@@ -100,10 +100,9 @@ def ltxv_schedule(
         signal = 1.0 - levels[:-1]
         if signal[-1] == 0:  # shifted so far that every level is pure noise
             return levels
-        if steps == 1:  # one level cannot be both the first and the last: the last it is
-            levels[0] = terminal
-        else:
-            levels[:-1] = 1.0 - signal * ((1.0 - terminal) / signal[-1])
+        # Divided twice, as pictures were made: what the last digit of a level near 1 leaves for
+        # the signal is a digit of the picture.
+        levels[:-1] = 1.0 - signal / (signal[-1] / (1.0 - terminal))
     return levels
 
 

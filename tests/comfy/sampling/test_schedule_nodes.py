@@ -180,7 +180,9 @@ def test_flow_schedules(recorded: dict[str, Tensor]) -> None:
             int(numbers["steps"]), tokens, numbers["max"], numbers["base"],
             bool(numbers["stretch"]), numbers["terminal"],
         )  # fmt: skip
-        check(key, made, expected)
+        # No logarithm, so no digit that differs by processor: the signal of the first levels is
+        # what their last digits leave of 1.
+        torch.testing.assert_close(made, expected, msg=key, rtol=1.2e-7, atol=0)
     for key, _, numbers, expected in calls(recorded, "Flux2Scheduler"):
         made = schedule_curves.flux2_schedule(
             int(numbers["steps"]), int(numbers["w"]), int(numbers["h"])
