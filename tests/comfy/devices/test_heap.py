@@ -34,6 +34,13 @@ def fill():
 
 if sys.argv[1] == "keep":
     HEAP.keep_pages()
+before, start = faults(), resident()  # before any block is free in the heap, which would serve
+with HEAP.keeping_up_to(SIZE // 2):
+    free(fill())
+    within, mapped_anew = resident() - start, faults() - before
+free(fill())
+after_it = resident() - start
+HEAP.tidy()
 blocks = [fill() for _ in range(3)]
 wall = malloc(1000)  # the heap cannot shrink below it
 full = resident()
@@ -43,14 +50,10 @@ freed, before = resident(), faults()
 free(fill())
 again = faults() - before
 HEAP.tidy()
-tidied, after, before = resident(), resident() - (full - 3 * SIZE), faults()
-with HEAP.keeping_up_to(SIZE // 2):
-    free(fill())
-    within, mapped_anew = resident(), faults() - before
-free(fill())
+after = resident() - (full - 3 * SIZE)
 json.dump({
-    "within": (within - tidied) / SIZE, "mapped anew": mapped_anew * PAGE / SIZE,
-    "after it": (resident() - tidied) / SIZE,
+    "within": within / SIZE, "mapped anew": mapped_anew * PAGE / SIZE,
+    "after it": after_it / SIZE,
     "kept": (freed - (full - 3 * SIZE)) / SIZE, "faults": again * PAGE / SIZE,
     "after": after / SIZE, "keeps": HEAP.keeps_pages,
     "given": HEAP.give_back(),
