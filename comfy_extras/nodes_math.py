@@ -39,6 +39,13 @@ _power = _bounded(operator.pow, lambda base, power: base.bit_length() * max(powe
 _times = _bounded(operator.mul, lambda first, second: first.bit_length() + second.bit_length())
 _shift = _bounded(operator.lshift, lambda value, places: value.bit_length() + places)
 
+
+def _rounded(number: Number, digits: int | None = None) -> Number:
+    """As Python's `round`, which takes for ever to find that a billion places before the point
+    leave nothing of a whole number."""
+    return round(number) if digits is None else round(number, max(digits, -LARGEST_BITS))
+
+
 OPERATORS = DEFAULT_OPERATORS | {ast.Pow: _power, ast.Mult: _times, ast.LShift: _shift}
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -46,7 +53,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
     "abs": abs,
-    "round": round,
+    "round": _rounded,
     "pow": _power,
     "sqrt": math.sqrt,
     "ceil": math.ceil,
@@ -61,6 +68,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "float": float,
 }
 
+NO_ARITHMETIC = (ast.Attribute, ast.JoinedStr, ast.FormattedValue)
+"""What an evaluator allows that formulas of numbers have no use for: methods and texts, which can
+fill the memory (`a.to_bytes(10 ** 10, "big")`)."""
+
 CANNOT = (
     InvalidExpression, SyntaxError, ArithmeticError, ValueError, TypeError, LookupError,
     AttributeError, RecursionError, MemoryError,
@@ -68,11 +79,28 @@ CANNOT = (
 """What a formula that makes no sense ends in."""
 
 
+def _literal(node: ast.Constant) -> Number:
+    """A number as it is written."""
+    if not isinstance(node.value, int | float):
+        raise ValueError(f"a number was expected, found {node.value!r:.100}")
+    return node.value
+
+
+def _evaluator(names: dict[str, Any]) -> Any:
+    """What computes formulas of numbers."""
+    evaluator = SimpleEval(operators=OPERATORS, functions=FUNCTIONS, names=names)
+    for kind in NO_ARITHMETIC:
+        evaluator.nodes.pop(kind, None)
+    evaluator.nodes[ast.Constant] = _literal
+    return evaluator
+
+
 def evaluate(expression: str, values: dict[str, Number]) -> Number:
     """Result of a formula.
 
     Args:
-        expression: Python's notation for numbers, comparisons, choices and `FUNCTIONS`.
+        expression: Python's notation for numbers, comparisons, choices and `FUNCTIONS`, in one or
+            several lines.
         values: Numbers by name; all of them are also the list `values`.
     Raises:
         ValueError: It cannot be read or computed, or gives something else than a finite number.
@@ -80,10 +108,11 @@ def evaluate(expression: str, values: dict[str, Number]) -> Number:
     if not expression.strip():
         raise ValueError("expression: expected a formula such as a + b, found nothing")
     names = {**values, "values": list(values.values())}
-    evaluator = SimpleEval(operators=OPERATORS, functions=FUNCTIONS, names=names)
     shown = f"expression {expression.strip()[:200]!r}"
     try:
-        result = evaluator.eval(expression.strip())
+        # In brackets it may go on in the next line.
+        formula = ast.parse(f"({expression}\n)", mode="eval").body
+        result = _evaluator(names).eval(expression, previously_parsed=formula)
     except CANNOT as error:
         known = ", ".join(values) or "none"
         raise ValueError(
@@ -92,13 +121,17 @@ def evaluate(expression: str, values: dict[str, Number]) -> Number:
         ) from error
     if not isinstance(result, int | float):
         raise ValueError(f"{shown}: expected a number, found {result!r:.100}")
-    try:
-        is_finite = math.isfinite(result)
-    except OverflowError:
-        is_finite = False
-    if not is_finite:
+    if not _is_finite(result):
         raise ValueError(f"{shown}: expected a finite number, the result is too large or none")
     return result
+
+
+def _is_finite(number: Number) -> bool:
+    """Whether a float can hold it."""
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 class MathExpression(io.ComfyNode):
@@ -150,7 +183,7 @@ class NumberConvert(io.ComfyNode):
     @classmethod
     def execute(cls, value: Number | str) -> io.NodeOutput:
         number = _number_in(value) if isinstance(value, str) else value
-        if not isinstance(number, int | float) or not math.isfinite(number):
+        if not isinstance(number, int | float) or not _is_finite(number):
             raise ValueError(f"value: expected a finite number, found {value!r:.100}")
         return io.NodeOutput(float(number), int(number))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +39,9 @@ def output(tmp_path: Path) -> Iterator[Path]:
         ("sum(values) + values[1] ** 2", [1, 3], 13),
         (" 2 ** -1 ", [0], 0.5),
         ("a << 3", [1], 8),
+        ("a  # so many\n+ b", [1, 2], 3),
+        ("round(a, -1) + round(b, 1) + round(b)", [15, 2.25], 24.2),
+        ("round(a, -10 ** 9)", [5], 0),
     ],
 )
 def test_a_formula_is_computed(expression: str, values: list[float], expected: float) -> None:
@@ -57,7 +62,17 @@ def test_a_formula_is_computed(expression: str, values: list[float], expected: f
         ("pow(9, 9 ** 9)", "grows too large"),
         ("1 << 10 ** 9", "grows too large"),
         ("values * 10 ** 9", "a number was expected"),
-        ("'text'", "expected a number, found 'text'"),
+        ("'text'", "a number was expected, found 'text'"),
+        ("'%1000000000d' % a", "a number was expected"),
+        ("1j", "a number was expected"),
+        ("f'{a:1000000000}'", "not available"),
+        ("a.to_bytes(10 ** 10, 'big')", "not available"),
+        ("values.append(a)", "not available"),
+        ("a; b", "invalid syntax"),
+        ("a = b", "invalid syntax"),
+        ("max", "expected a number"),
+        ("-" * 100_000 + "a", "cannot be computed"),
+        ("a" + "+a" * 100_000, "cannot be computed"),
         ("sqrt(-1)", "cannot be computed"),
         ("1e308 * 10", "finite number"),
         ("10 ** 400", "finite number"),
@@ -80,7 +95,9 @@ def test_a_value_becomes_a_number(value: object, expected: tuple[float, int]) ->
     assert nodes_math.NumberConvert.execute(value).args == expected  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("value", ["", "twelve", "inf", "nan", float("inf"), None, "1e999"])
+@pytest.mark.parametrize(
+    "value", ["", "twelve", "inf", "nan", float("inf"), None, "1e999", "9" * 400, 10**400]
+)
 def test_what_is_no_number_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="value: expected a"):
         nodes_math.NumberConvert.execute(value)  # type: ignore[arg-type]
@@ -111,10 +128,43 @@ def test_a_size_has_its_ratio(
         ('["mu"]', ""),
         ("no braces", ""),
         ("{" * 5000, ""),
+        ("{ function() { return {} } } {'mu': 1}" + '{"mu": "a"} {"mu": "b"}', ""),
+        ("{x}" * 5000 + '{"mu": "far"}', "far"),
+        ('{"mu": 1' + " " * 5000 + '{\n\t"mu": "inside"}', "inside"),
     ],
 )
 def test_json_is_found_in_prose(text: str, found: str) -> None:
     assert nodes_text_files.JsonExtractString.execute(text, "mu").args == (found,)
+
+
+@pytest.mark.parametrize("text", ["{" * 10**6, '{"a":' * 200_000, '{"' * 500_000])
+def test_no_text_holds_the_search_for_json_up(text: str) -> None:
+    began = time.thread_time()
+    with contextlib.suppress(ValueError):
+        assert nodes_text_files.JsonExtractString.execute(text, "a").args == ("",)
+    assert time.thread_time() - began < 3
+
+
+def test_a_search_for_json_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop() -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(nodes_text_files, "check_interrupt", stop)
+    with pytest.raises(InterruptedError):
+        nodes_text_files.JsonExtractString.execute('{"a": {"b": 1}', "a")
+
+
+@pytest.mark.parametrize("text", ["[NaN, 1e400]", "[1e400]", '{"a": Infinity}'])
+def test_json_that_would_change_is_saved_as_it_is(text: str, output: Path) -> None:
+    nodes_text_files.SaveText.execute(text, "odd", "json")
+    assert (output / "odd_00001.json").read_text() == text
+
+
+@pytest.mark.parametrize(("text", "format"), [("a\ud800", "txt"), ('["\\udc00"]', "json")])
+def test_half_a_letter_is_named_and_leaves_no_file(text: str, format: str, output: Path) -> None:
+    with pytest.raises(ValueError, match=r"text: .* half a surrogate pair .* at place"):
+        nodes_text_files.SaveText.execute(text, "half", format)
+    assert list(output.iterdir()) == []
 
 
 def test_texts_are_saved_under_counted_names(output: Path) -> None:
