@@ -105,6 +105,7 @@ class CFGGuider:
     Attributes:
         original_conds: Converted lists by name, untouched by runs.
         cfg: Guidance scale.
+        has_one_scale: Whether `cfg` is all there is to set.
         model_options: Options of the next run; the patcher's until a run clones them.
         inner_model, conds, loaded_models: Base model, processed lists and loaded models; they exist
             only while `sample` runs.
@@ -112,6 +113,7 @@ class CFGGuider:
 
     inner_model: Any
     conds: dict[str, conditioning.CondList]
+    has_one_scale = True
 
     def __init__(self, model_patcher: Any) -> None:
         self.model_patcher = model_patcher

@@ -151,6 +151,7 @@ class Guider_DualCFG(guidance.CFGGuider):
     """
 
     cfg1, cfg2, nested = 1.0, 1.0, False
+    has_one_scale = False
 
     def set_cfg(self, cfg1: float, cfg2: float, nested: bool = False) -> None:  # type: ignore[override]
         """Scale between the two conditionings, and between the second and the negative one."""

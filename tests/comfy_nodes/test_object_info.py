@@ -88,6 +88,7 @@ OWN_NODES = {
     "UpscaleModelLoader",
     "ImageUpscaleWithModel",
     # Of later versions of the reference, in workflows that people pass on.
+    "CFGOverride",
     "ComfyMathExpression",
     "ComfyNumberConvert",
     "ImageCompare",
