@@ -72,12 +72,13 @@ def check_literal(
             return value, None  # unwrapped it would be taken for a link
         value = inner
     if convert is not None:
+        written = value
         try:
             value = convert(value)
         except (ValueError, TypeError, OverflowError) as failure:
             return value, errors.not_convertible(name, info, value, failure)
         if convert is int:
-            value = _as_meant(value, info.options)
+            value = _as_meant(written, value, info.options)
     if not check_values:
         return value, None
     error = None
@@ -88,13 +89,15 @@ def check_literal(
     return value, error
 
 
-def _as_meant(value: int, options: Mapping[str, Any]) -> int:
-    """The bound of an input where a browser, which has doubles only, has rounded it to a value
-    beyond: it writes the largest seed, 2**64 - 1, as 18446744073709552000."""
+def _as_meant(written: Any, value: int, options: Mapping[str, Any]) -> int:
+    """The bound of an input where a client that has doubles only has rounded it to a value beyond:
+    browsers write the largest seed, 2**64 - 1, as 18446744073709552000, others as
+    1.8446744073709552e19."""
     for bound in (options.get("min"), options.get("max")):
         if type(bound) is not int or abs(bound) < LEAST_ROUNDED:
             continue
-        if value == int(Decimal(repr(float(bound)))):
+        rounded = float(bound)
+        if value == int(Decimal(repr(rounded))) or (type(written) is float and written == rounded):
             return bound
     return value
 
