@@ -1,5 +1,7 @@
-"""Token merging: self-attention over fewer tokens, similar ones averaged.
+"""Token merging: self-attention asks for fewer tokens, similar ones averaged.
 
+The paper merges keys and values too. Here each merged query still sees all of them, as in the
+pictures people have: it saves less and loses less.
 Source: Bolya and Hoffman 2023, https://arxiv.org/abs/2303.17604.
 """
 
@@ -94,7 +96,7 @@ def plan_merge(x: Tensor, rows: int, columns: int, ratio: float) -> Merge | None
 
 
 class Merging:
-    """Merges the tokens of a self-attention and gives the result back to all of them."""
+    """Merges the queries of a self-attention and gives the result back to all of them."""
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
@@ -103,17 +105,14 @@ class Merging:
     def merge(
         self, q: Tensor, k: Tensor, v: Tensor, extra_options: dict[str, Any]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs of an attention over fewer tokens."""
+        """Inputs of an attention with fewer queries."""
         height, width = extra_options["original_shape"][-2:]
         shrink = math.ceil(math.sqrt(height * width // q.shape[1]))
         self._merge = None
         if shrink <= MAX_DOWNSAMPLE:
             rows, columns = math.ceil(height / shrink), math.ceil(width / shrink)
             self._merge = plan_merge(q, rows, columns, self.ratio)
-        if self._merge is None:
-            return q, k, v
-        merged = self._merge.apply(q)
-        return merged, merged if k is q else self._merge.apply(k), self._merge.apply(v)
+        return (q if self._merge is None else self._merge.apply(q)), k, v
 
     def spread(self, out: Tensor, extra_options: Any) -> Tensor:
         """The result for every token."""

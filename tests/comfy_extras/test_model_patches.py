@@ -186,6 +186,16 @@ def test_merged_tokens_come_back_in_place() -> None:
     assert torch.isfinite(back).all()
 
 
+def test_merged_queries_see_every_key() -> None:
+    x = torch.randn(1, 6 * 8, 5, generator=torch.Generator().manual_seed(0))
+    merging = nodes_tomesd.Merging(0.4)
+    queries, keys, values = merging.merge(x, x, x, {"original_shape": (1, 4, 6, 8)})
+    assert queries.shape[1] == 48 - int(48 * 0.4)
+    assert keys is x
+    assert values is x
+    assert merging.spread(queries, {}).shape == x.shape
+
+
 def test_no_tokens_are_merged_at_ratio_zero(model: Any) -> None:
     plain = sample(model)
     assert torch.equal(sample(patched(nodes_tomesd.TomePatchModel, model, 0.0)), plain)
