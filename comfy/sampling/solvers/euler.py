@@ -52,6 +52,8 @@ def sample_euler_ancestral(
 ) -> Tensor:
     """Euler steps below the next level, then fresh noise up to it.
 
+    A step that keeps none of the old noise (a high eta) adds no fresh one either, except in flow
+    models: so are the pictures people have.
     Source: Song et al. 2020, https://arxiv.org/abs/2010.02502, in sigma; the flow split keeps the
     marginal of the straight path.
     """
@@ -63,6 +65,9 @@ def sample_euler_ancestral(
             x = denoised
             continue
         sigma_down, scale, sigma_up = run.path.ancestral_step(sigma, sigma_next, eta)
+        if sigma_down == 0 and run.path is EXPLODING:
+            x = denoised
+            continue
         x = (x * (sigma_down / sigma) + denoised * (1 - sigma_down / sigma)) * scale
         if eta > 0:
             x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_up)

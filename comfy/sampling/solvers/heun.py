@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from comfy.sampling.noise import NoiseSampler
+from comfy.sampling.parameterisation import EXPLODING
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory, churn
 
 
@@ -131,7 +132,11 @@ def sample_dpm_2_ancestral(
     s_noise: float = 1.0,
     noise_sampler: NoiseSampler | None = None,
 ) -> Tensor:
-    """Midpoint steps below the next level, then fresh noise up to it."""
+    """Midpoint steps below the next level, then fresh noise up to it.
+
+    A step that keeps none of the old noise adds fresh noise in flow models only, as
+    `sample_euler_ancestral` does.
+    """
     run = Trajectory(model, sigmas, extra_args, callback, disable)
     run.use_noise(x, noise_sampler)
     for sigma, sigma_next in run:
@@ -139,7 +144,7 @@ def sample_dpm_2_ancestral(
         sigma_down, scale, sigma_up = run.path.ancestral_step(sigma, sigma_next, eta)
         if sigma_down <= 0:  # no old noise is kept: the last step, a far step, or a high eta
             x = denoised * run.path.alpha(sigma_next)
-            if sigma_next > 0:
+            if sigma_next > 0 and run.path is not EXPLODING:
                 x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_next)
             continue
         slope, sigma_mid = (x - denoised) / sigma, _middle(sigma, sigma_down)
