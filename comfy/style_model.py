@@ -49,7 +49,7 @@ class StyleModel:
 def input_width(model: nn.Module) -> int:
     """Channels of the states that a style network takes."""
     if isinstance(model, ReduxImageEncoder):
-        return int(model.redux_up.weight.shape[1])
+        return model.redux_up.in_features
     return int(model.get_parameter("style_embedding").shape[-1])
 
 

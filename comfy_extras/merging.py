@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from comfy.ops.encoded import EncodedWeight
+
 NETWORK = "diffusion_model."
 NOT_MERGED = (".position_ids", ".logit_scale")  # numbers that are no learned weights of the mix
 ALIKE = 0.92
@@ -102,4 +104,9 @@ def family_of(owner: Any) -> str:
 
 
 def _shape(patches: Any) -> Any:
-    return getattr(patches[0][0], "shape", None)
+    """Of a weight, decoded, with its patches."""
+    weight, *convert = patches[0]
+    layer = getattr(convert[0], "__self__", None) if convert else None
+    if isinstance(layer, EncodedWeight):  # the layer that decodes it knows its size
+        return layer.decoded_shape()
+    return getattr(weight, "shape", None)

@@ -12,6 +12,7 @@ from torch import Tensor
 import folder_paths
 from comfy import progress
 from comfy.devices import placement, residency
+from comfy.patching.attributes import owner_of
 from comfy.weights.state_dict import save_torch_file
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
@@ -46,6 +47,19 @@ def extract_lora(difference: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return up, down
 
 
+def _in_numbers(patcher: Any, key: str, shown: Tensor, parts: list[Any]) -> Tensor:
+    """A weight with its patches; one in a code is computed anew, since that rounds differences.
+
+    Args:
+        shown: As the loaded model has it.
+        parts: Its entry of `get_key_patches`.
+    """
+    (weight, convert), *patches = parts
+    if not hasattr(owner_of(patcher.model, key)[0], f"convert_{key.rpartition('.')[2]}"):
+        return shown
+    return patcher.calculate_weight(patches, convert(weight.detach()).float(), key)
+
+
 def lora_tensors(
     patcher: Any, prefixes: tuple[str, str], rank: int, lora_type: str, bias_diff: bool
 ) -> Iterator[tuple[str, Tensor]]:
@@ -57,7 +71,11 @@ def lora_tensors(
     """
     inside, written = prefixes
     residency.load_models_gpu([patcher], force_patch_weights=True)
-    for key, value in patcher.model_state_dict(filter_prefix=inside).items():
+    whole = patcher.get_key_patches(inside)
+    for key, shown in patcher.model_state_dict(filter_prefix=inside).items():
+        if key not in whole:  # scales and settings of a code
+            continue
+        value = _in_numbers(patcher, key, shown, whole[key])
         name = written + key[len(inside) :]
         if key.endswith(".weight"):
             name = name.removesuffix(".weight")

@@ -25,6 +25,7 @@ from comfy.ldm.mmdit.dit_embedder import POOLED_TEXT, ControlNetEmbedder
 from comfy.ldm.t2i_adapter.model import Adapter, Adapter_light
 from comfy.ldm.unet import controlnet
 from comfy.ops import pick_operations
+from comfy.ops.encoded import decoded_tensor
 from comfy.weights.contents import contents_in_words
 from comfy.weights.diffusers_mmdit import convert_diffusers_mmdit
 from comfy.weights.errors import UnknownWeightFormatError, WeightFileError
@@ -99,10 +100,9 @@ def _add_base(weights: StateDict, model: Any) -> StateDict:
             "this ControlNet holds differences from a diffusion model; load it with the node "
             "Load ControlNet Model (diff), which takes that model"
         )
-    base = model.model.diffusion_model.state_dict()
     whole = {}
     for key, value in weights.items():
-        own = base.get(key.removeprefix("control_model."))
+        own = decoded_tensor(model.model.diffusion_model, key.removeprefix("control_model."))
         whole[key] = value if own is None else value + own.to(value)
     return whole
 

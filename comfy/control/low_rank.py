@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from comfy.patching.attributes import get_key_weight
 from comfy.weights.adapters import LoRAAdapter
 
 
@@ -37,12 +38,19 @@ def low_rank_patches(
     return weights, {key: changes for key, changes in patches.items() if changes}
 
 
+def _as_it_is(weight: Tensor) -> Tensor:
+    return weight
+
+
 def _base_weights(model: Any) -> dict[str, list[Any]]:
     """The diffusion network's weights with the patches of the view that runs, by their keys."""
     view = getattr(model, "current_patcher", None)
     if view is None:  # outside a run they count as they are shown
-        shown = model.diffusion_model.state_dict()
-        return {key: [(weight, lambda w, **_: w)] for key, weight in shown.items()}
+        network = model.diffusion_model
+        shown = {key: get_key_weight(network, key) for key in network.state_dict()}
+        return {
+            key: [(weight, convert or _as_it_is)] for key, (weight, _, convert) in shown.items()
+        }
     prefix = "diffusion_model."
     found = view.get_key_patches(prefix)
     return {key.removeprefix(prefix): value for key, value in found.items()}

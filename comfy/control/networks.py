@@ -24,16 +24,12 @@ from comfy.control.union import check_kinds
 from comfy.devices import placement, residency
 from comfy.ldm.t2i_adapter.model import Adapter, Adapter_light
 from comfy.ldm.unet import controlnet
+from comfy.ops.encoded import weight_shape
 from comfy.patching.patcher import ModelPatcher
 
 CHANNELS = "hint_channels"  # what a network calls the number of channels of its hints
-# Ends of the keys of the first layer that reads the text.
-TEXT_ENTRIES = (
-    "attn2.to_k.weight",
-    "attn2.kv_proj.weight",
-    "context_embedder.weight",
-    "txt_in.weight",
-)
+# Ends of the names of the first layer that reads the text.
+TEXT_ENTRIES = ("attn2.to_k", "attn2.kv_proj", "context_embedder", "txt_in")
 
 
 class ControlNet(ControlBase):
@@ -113,8 +109,9 @@ class ControlNet(ControlBase):
     def _check_text(self, context: Tensor) -> None:
         """Refuse texts of another width than the network reads."""
         network: Any = self.control_model
-        read = network.named_parameters() if isinstance(network, nn.Module) else ()
-        wanted = next((value.shape[1] for key, value in read if key.endswith(TEXT_ENTRIES)), None)
+        layers = network.named_modules() if isinstance(network, nn.Module) else ()
+        readers = (layer for name, layer in layers if name.endswith(TEXT_ENTRIES))
+        wanted = next((weight_shape(layer)[1] for layer in readers), None)
         if wanted is not None and context.shape[-1] != wanted:
             raise ValueError(
                 f"control_net: expected a ControlNet for texts of width {context.shape[-1]}, as "

@@ -17,6 +17,7 @@ from comfy.families.references import shown_latents
 from comfy.ldm.chroma.model import Chroma as ChromaNetwork
 from comfy.ldm.flux.model import Flux as FluxNetwork
 from comfy.ldm.mmdit.model import OpenAISignatureMMDITWrapper
+from comfy.ops.encoded import weight_shape
 
 USUAL_GUIDANCE = 3.5
 FLUX2_TOKENS = 512
@@ -70,8 +71,8 @@ class Flux(TransformerModel):
 
     def input_channels(self) -> int:
         """Latent channels the network takes; a LoRA may have widened its first layer."""
-        weight = self.diffusion_model.img_in.weight
-        return int(weight.shape[1]) // int(self.diffusion_model.patch_size) ** 2
+        columns = weight_shape(self.diffusion_model.img_in)[1]
+        return columns // int(self.diffusion_model.patch_size) ** 2
 
     def concat_cond(self, **kwargs: Any) -> Tensor | None:
         """The picture to look at, and for fill models the mask, cell by cell in 64 channels."""

@@ -17,6 +17,7 @@ from comfy.ldm.wan.model import VaceWanModel, WanModel
 from comfy.ldm.wan.model_animate import AnimateWanModel
 from comfy.ldm.wan.model_humo import HumoWanModel, with_silence
 from comfy.ldm.wan.model_s2v import PARTS, S2VWanModel
+from comfy.ops.encoded import weight_shape
 
 MASK_CHANNELS = 4  # frames that share a latent frame
 VACE_FRAME_CHANNELS, VACE_MASK_CHANNELS = 32, 64
@@ -57,7 +58,7 @@ class WAN21(BaseModel):
         known.
         """
         noise: Tensor = kwargs["noise"]
-        extra = int(self.diffusion_model.patch_embedding.weight.shape[1]) - noise.shape[1]
+        extra = weight_shape(self.diffusion_model.patch_embedding)[1] - noise.shape[1]
         if extra <= 0:
             return None
         image = self._concat_frames(kwargs.get("concat_latent_image"), noise, extra)

@@ -239,6 +239,29 @@ def state_dict_for_file(module: nn.Module) -> dict[str, torch.Tensor]:
     return saved
 
 
+def weight_shape(layer: Any) -> tuple[int, ...]:
+    """Shape of a layer's weight as the layer computes with it: decoded, and with its patches."""
+    weight: torch.Tensor = layer.weight
+    is_coded = isinstance(layer, EncodedWeight) and weight.dtype not in PLAIN_TYPES
+    shape = layer.decoded_shape() if is_coded else tuple(weight.shape)
+    for function in getattr(layer, "weight_function", ()):
+        shape = getattr(function, "grown_shape", tuple)(shape)
+    return shape
+
+
+def decoded_tensor(module: nn.Module, key: str) -> torch.Tensor | None:
+    """A network's tensor by its key, decoded where it is a weight in a code; None: it has none."""
+    path, _, name = key.rpartition(".")
+    try:
+        layer: Any = module.get_submodule(path)
+        found: torch.Tensor = getattr(layer, name)
+    except AttributeError:
+        return None
+    if name != "weight" or not isinstance(layer, EncodedWeight):
+        return found
+    return layer.decode_weight(found.detach(), torch.float32)
+
+
 def decoded_weights(module: nn.Module) -> dict[str, torch.Tensor]:
     """A network's tensors by key, with empty ones of the decoded shape for weights in a code."""
     weights: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)

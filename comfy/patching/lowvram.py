@@ -77,6 +77,12 @@ class LowVramPatch:
             return self.set_func(patched, seed=seed, return_weight=True)
         return stochastic_rounding(patched, weight.dtype, seed=seed)
 
+    def grown_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the patched weight: adapters that add channels make it larger."""
+        adapters = (patch[1] for patch in self.patches[self.key])
+        grown = [a.calculate_shape(self.key) for a in adapters if isinstance(a, WeightAdapterBase)]
+        return next((tuple(g) for g in reversed(grown) if g is not None), shape)
+
     @property
     def device_bytes(self) -> int:
         """Bytes of patches kept on a device."""

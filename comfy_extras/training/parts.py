@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from comfy.ops.encoded import weight_shape
 from comfy_extras.training.factors import (
     ALGORITHMS,
     DIFFERENCES,
@@ -69,7 +71,7 @@ class TrainedParts:
                 self._add(patcher, name, "bias", change)
 
     def _of_weight(self, name: str, layer: Any, given: Tensors) -> Trained:
-        shape = tuple(layer.weight.shape)
+        shape = weight_shape(layer)
         factors = {key: tensor for key, tensor in given.items() if key not in DIFFERENCES}
         if len(shape) < 2 or "diff" in given:
             return TrainedDifference("diff", given.get("diff", torch.zeros(shape)), self.plan.dtype)
@@ -80,7 +82,7 @@ class TrainedParts:
                 f"file has for {key!r}"
             )
         if not factors:
-            rank = min(self.plan.rank, shape[0], layer.weight[0].numel())
+            rank = min(self.plan.rank, shape[0], math.prod(shape[1:]))
             factors = ALGORITHMS[self.plan.algorithm](shape, rank, self._generator)
         return TrainedAdapter(key, factors, self.plan.dtype)
 

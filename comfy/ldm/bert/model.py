@@ -68,7 +68,7 @@ class Embeddings(nn.Module):
             ValueError: The text is longer than the encoder has places for.
         """
         table: Any = self.position_embeddings
-        places, length = table.weight.shape[0], x.shape[1]
+        places, length = table.num_embeddings, x.shape[1]
         if length > places:
             raise ValueError(f"a text of {length} tokens for BERT, which has {places} places")
         numbers = torch.arange(length, device=x.device)

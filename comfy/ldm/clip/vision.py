@@ -84,7 +84,7 @@ class CLIPVisionEmbeddings(nn.Module):
         if self.class_embedding is not None:
             whole = self.class_embedding.to(x).expand(x.shape[0], 1, -1)
             x = torch.cat([whole, x], dim=1)
-        places = self.position_embedding.weight.shape[0]
+        places = self.position_embedding.num_embeddings
         if x.shape[1] != places:
             raise ValueError(f"a picture of {x.shape[1]} tokens; this image encoder takes {places}")
         numbers = torch.arange(places, device=x.device)

@@ -27,6 +27,7 @@ from comfy.ldm.mmdit.model import (
 )
 from comfy.nn import attention
 from comfy.nn.timesteps import timestep_embedding
+from comfy.ops.encoded import decoded_tensor
 
 POOLED_TEXT = 2048
 POSITION_CENTRE, POSITION_REACH = 7.5, 7.5  # of the shorter side; the longer reaches further
@@ -124,17 +125,17 @@ class ControlNetEmbedder(nn.Module):
         """
         theirs = getattr(model, self.borrowed(), None)
         ours = self.orig_y_embedder if self.double_y_emb else self.x_embedder
-        given = {} if theirs is None else theirs.state_dict()
         taken = {}
         for key, weight in ours.state_dict().items():
-            if key not in given or given[key].shape != weight.shape:
-                found = tuple(given[key].shape) if key in given else "none"
+            given = None if theirs is None else decoded_tensor(theirs, key)
+            if given is None or given.shape != weight.shape:
+                found = "none" if given is None else tuple(given.shape)
                 raise ValueError(
                     f"this ControlNet belongs to Stable Diffusion 3.5 large: it needs "
                     f"{self.borrowed()}.{key} of shape {tuple(weight.shape)} in the model, found "
                     f"{found}; use it with that model"
                 )
-            taken[key] = given[key].to(weight, copy=True)
+            taken[key] = given.to(weight, copy=True)
         self.taken = taken
 
     def give_back(self) -> None:

@@ -18,11 +18,15 @@ from comfy.families import detection, diffusers_layout
 from comfy.ldm.flux.controlnet import ControlNetFlux
 from comfy.ldm.mmdit.dit_embedder import ControlNetEmbedder, position_waves
 from comfy.ldm.mmdit.model import MMDiT
+from comfy.ops.encoded import EncodedWeight, decoded_tensor
+from comfy.weights.assign import assign_weights
 from comfy.weights.diffusers_unet import unet_to_diffusers
+from comfy.weights.state_dict import load_torch_file
 from comfy_nodes.control import ControlNetApplyAdvanced
 from comfy_nodes.sampling import common_ksampler
 from tests.comfy.control.test_transformer_control import HintVAE
 from tests.comfy.families import key_shapes
+from tests.support import gguf_files
 from tests.support.golden_nets import read_golden_net
 
 # Networks that this version does not have.
@@ -166,11 +170,19 @@ def test_a_controlnet_of_sd35_borrows_the_embedder_and_controls_a_run(
     assert torch.equal(run(1, 0.0), run(2, 0.0))
 
 
+@pytest.mark.parametrize("is_coded", [False, True])
 @torch.inference_mode()
-def test_the_borrowed_embedder_is_the_models(golden_folder: Path) -> None:
+def test_the_borrowed_embedder_is_the_models(
+    is_coded: bool, golden_folder: Path, tmp_path: Path
+) -> None:
     main = read_golden_net(golden_folder / "nets/sd35_mmdit_rms.safetensors")
     model = MMDiT(**main.constructor).eval()
     model.load_state_dict(main.weights)
+    if is_coded:
+        own = {"proj.weight": main.weights["x_embedder.proj.weight"]}
+        path = gguf_files.write(tmp_path / "own.gguf", own, lambda *_: "Q8_0")
+        assign_weights(model.x_embedder, load_torch_file(path))
+        assert isinstance(model.x_embedder.proj, EncodedWeight)
     network = sd35(False)
     latent = torch.rand(1, 4, 8, 8)
     given = (latent, torch.tensor([500.0]), torch.rand(1, 12), None, latent)
@@ -178,7 +190,8 @@ def test_the_borrowed_embedder_is_the_models(golden_folder: Path) -> None:
     network.borrow(model)
     borrowed = network(*given)["output"][0]
     assert not torch.allclose(alone, borrowed)
-    network.x_embedder.load_state_dict(model.x_embedder.state_dict())
+    for key, own in network.x_embedder.state_dict().items():
+        own.copy_(decoded_tensor(model.x_embedder, key))
     network.give_back()
     assert torch.equal(network(*given)["output"][0], borrowed)
 

@@ -342,6 +342,28 @@ def test_a_lora_of_another_size_is_refused_as_for_plain_weights(
     assert list(view.patches) == [f"{stem}.weight"]
 
 
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_a_lora_may_widen_the_first_layer(kind: str, files: Callable[[str], str]) -> None:
+    patcher = loading.load_diffusion_model(files(kind))
+    assert patcher.model.input_channels() == 16
+    view = patcher.clone()
+    up, down = torch.full((256, 1), 0.1), torch.full((1, 128), 0.1)
+    wider = LoRAAdapter(set(), (up, down, None, None, None, (256, 128)))
+    view.add_patches({"diffusion_model.img_in.weight": wider})
+    view.patch_model(CPU)
+    assert view.model.input_channels() == 32
+    beside = view.model.concat_cond(noise=torch.zeros(1, 16, 4, 4))
+    assert beside is not None
+    x, beside = torch.zeros(1, 16, 4, 4), beside + 1
+    context, y = torch.zeros(1, 7, 256), torch.zeros(1, 64)
+    made = view.model.apply_model(x, torch.tensor([0.5]), beside, context, y=y)
+    view.unpatch_model()
+    assert patcher.model.input_channels() == 16
+    plain = patcher.model.apply_model(x, torch.tensor([0.5]), c_crossattn=context, y=y)
+    assert made.shape == x.shape
+    assert not torch.allclose(made, plain)
+
+
 @pytest.mark.parametrize("patched", [False, True])
 @pytest.mark.parametrize("kind", [ModelPatcher, ModelPatcherDynamic])
 def test_resident_or_streamed_the_prediction_is_the_same(
