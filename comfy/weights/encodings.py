@@ -101,7 +101,16 @@ class ScaledWeight:
 
     @classmethod
     def of_file(cls, settings: Settings, weight: torch.Tensor, parts: Parts) -> ScaledWeight:
-        """The code of a layer as its file describes it."""
+        """The code of a layer as its file describes it.
+
+        Raises:
+            BrokenCodeError: Scales are neither one nor one for each row, or the weight is in bytes.
+        """
+        name = settings.format
+        four_bit.require_count(parts, name, "weight_scale", 1, *weight.shape[:1])
+        if not weight.is_floating_point():
+            found = str(weight.dtype).removeprefix("torch.")
+            raise four_bit.BrokenCodeError(f"is stored as {name!r}; found {found}")
         single = parts["weight_scale"].numel() == 1
         products = single and not settings.full_precision and weight.dtype == torch.float8_e4m3fn
         return cls(weight.dtype, products)
@@ -260,7 +269,8 @@ def _described(state_dict: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Se
         layer = key[: -len(".weight")]
         described = state_dict.get(f"{layer}.{SETTINGS}")
         if described is not None:
-            raw = _json(described.cpu().numpy().tobytes(), f"{layer}.{SETTINGS}")
+            said = described.cpu().flatten().view(torch.uint8).numpy().tobytes()
+            raw = _json(said, f"{layer}.{SETTINGS}")
             full = bool(raw.get("full_precision_matrix_mult", False))
             yield layer, Settings(str(raw.get("format")), full, bool(raw.get("convrot", False)))
         else:

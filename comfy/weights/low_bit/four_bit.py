@@ -45,6 +45,7 @@ def nvfp4(weight: Tensor, parts: Parts) -> BlockCode:
     _require(parts, "nvfp4", "weight_scale", "weight_scale_2")
     shape = _matrix(weight, "nvfp4", 2)
     _check_tiles(parts["weight_scale"], shape, NVFP4_BLOCK, "nvfp4")
+    require_count(parts, "nvfp4", "weight_scale_2", 1)
     unpack = functools.partial(_pairs_of, values=E2M1_VALUES)
     return BlockCode("nvfp4", shape, NVFP4_BLOCK, NVFP4_BLOCK // 2, unpack, _nvfp4_scales)
 
@@ -93,11 +94,7 @@ def int8(weight: Tensor, parts: Parts, is_rotated: bool) -> BlockCode:
             "is stored as 'int8_tensorwise' with 'convrot', which is not supported; take a version "
             "of the model without it"
         )
-    if parts["weight_scale"].numel() not in (1, shape[0]):
-        raise BrokenCodeError(
-            f"is stored as 'int8_tensorwise' with {parts['weight_scale'].numel()} scales; expected "
-            f"1 or {shape[0]}"
-        )
+    require_count(parts, "int8_tensorwise", "weight_scale", 1, shape[0])
     return BlockCode("int8_tensorwise", shape, shape[1], shape[1], _int8, _int8_scales)
 
 
@@ -123,6 +120,16 @@ def _require(parts: Parts, name: str, *needed: str) -> None:
     missing = [part for part in needed if part not in parts]
     if missing:
         raise BrokenCodeError(f"is stored as {name!r} without its scale ({', '.join(missing)})")
+
+
+def require_count(parts: Parts, name: str, part: str, *counts: int) -> None:
+    """BrokenCodeError where a tensor beside a weight has none of some numbers of elements."""
+    found = parts[part].numel()
+    if found not in counts:
+        raise BrokenCodeError(
+            f"is stored as {name!r} with {found} numbers in {part}; expected "
+            f"{' or '.join(map(str, counts))}"
+        )
 
 
 def _matrix(weight: Tensor, name: str, per_byte: int) -> torch.Size:
@@ -173,19 +180,30 @@ def bitsandbytes(
         told: dict[str, Any] = json.loads(state.cpu().numpy().tobytes())
         shape, block = torch.Size(told["shape"]), int(told["blocksize"])
         offset, nested = float(told.get("nested_offset", 0.0)), told.get("nested_blocksize")
-    except (ValueError, KeyError, TypeError) as error:
+        nested = None if nested is None else max(int(nested), 1)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise BrokenCodeError(
             f"is stored as {kind!r} with a broken description ({error})"
         ) from error
     count = math.prod(shape)
-    if block < 2 or count % block or weight.numel() * weight.element_size() * 2 != count:
+    if (
+        min(shape, default=0) < 0
+        or block < 2
+        or block % 2
+        or count % block
+        or weight.numel() * weight.element_size() * 2 != count
+    ):
         raise BrokenCodeError(
             f"is stored as {kind!r} in {weight.numel()} bytes; {tuple(shape)} in blocks of {block} "
             f"needs {count // 2}"
         )
+    require_count(parts, kind, "absmax", count // block)
+    require_count(parts, kind, "quant_map", 16)
     if nested is not None:
         _require(parts, kind, "nested_absmax", "nested_quant_map")
-    values = tuple(parts["quant_map"].float().tolist())
+        require_count(parts, kind, "nested_absmax", -(-count // block // nested))
+        require_count(parts, kind, "nested_quant_map", 256)
+    values = tuple(parts["quant_map"].float().flatten().tolist())
     scales = functools.partial(_bnb_scales, nested=nested, offset=offset)
     unpack = functools.partial(_pairs_of, values=values)
     return BlockCode(kind, shape, block, block // 2, unpack, scales)
@@ -200,6 +218,6 @@ def _bnb_scales(
     scales = parts["absmax"]
     if nested is None:
         return scales.float()
-    numbers = parts["nested_quant_map"].float()[scales.int()]
+    numbers = parts["nested_quant_map"].float()[scales.flatten().int()]
     factors = parts["nested_absmax"].float().repeat_interleave(nested)[: len(numbers)]
     return numbers * factors + offset

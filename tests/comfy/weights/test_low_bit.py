@@ -168,6 +168,10 @@ def layer_file(form: str) -> tuple[dict[str, Tensor], Tensor]:
         file = {f"0.weight.{name}": part for name, part in own.items()}
         file["0.weight.quant_state.bitsandbytes__nf4"] = state
         return {"0.weight": stored, **file}, code.decode(stored, own, torch.float32)
+    if form == "float8":
+        stored = torch.ones(ROWS, COLUMNS).to(torch.float8_e4m3fn)
+        file = {"0.weight": stored, "0.weight_scale": torch.tensor(2.0)}
+        return {**file, "0.comfy_quant": settings("float8_e4m3fn")}, stored.float() * 2
     if form.startswith("int8"):
         stored = noise("int8", ROWS * COLUMNS).view(torch.int8).reshape(ROWS, COLUMNS)
         scale = torch.rand(ROWS, 1) if form == "int8 of rows" else torch.tensor(0.02)
@@ -177,6 +181,15 @@ def layer_file(form: str) -> tuple[dict[str, Tensor], Tensor]:
     code = (four_bit.nvfp4 if form == "nvfp4" else four_bit.mxfp8)(stored, parts)
     file = {"0.weight": stored, **{f"0.{name}": part for name, part in parts.items()}}
     return {**file, "0.comfy_quant": settings(form)}, code.decode(stored, parts, torch.float32)
+
+
+BNB = "0.weight.quant_state.bitsandbytes__nf4"
+
+
+def told_of_bnb(**changed: Any) -> dict[str, Tensor]:
+    """What bitsandbytes says of a layer, some of it changed."""
+    told = {**json.loads(bytes(bnb_parts(True)[2].tolist())), **changed}
+    return {BNB: torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)}
 
 
 FORMS = ("nvfp4", "mxfp8", "int8", "int8 of rows", "nf4 plain", "nf4 nested")
@@ -264,11 +277,28 @@ def test_a_missing_scale_is_an_error_that_names_layer_and_scale(left_out: str) -
     [
         ("nvfp4", {"0.weight_scale": torch.zeros(4)}, r"needs 3072 of 1 byte"),
         ("mxfp8", {"0.weight": torch.zeros(4, 4)}, r"matrix of bytes; found \(4, 4\) in float32"),
-        ("int8", {"0.weight_scale": torch.zeros(7)}, r"7 scales; expected 1 or 160"),
+        ("int8", {"0.weight_scale": torch.zeros(7)}, r"7 numbers in weight_scale; .*1 or 160"),
         ("int8", {"0.comfy_quant": settings("int8_tensorwise", convrot=True)}, r"'convrot'"),
+        ("int8", {"0.comfy_quant": torch.ones(3).bfloat16()}, r"'0.comfy_quant' is not JSON"),
+        ("nvfp4", {"0.weight_scale_2": torch.ones(2)}, r"2 numbers in weight_scale_2; expected 1"),
+        ("float8", {"0.weight_scale": torch.ones(7)}, r"7 numbers in weight_scale; .*1 or 160"),
+        ("float8", {"0.weight": torch.ones(ROWS, COLUMNS).byte()}, r"e4m3fn'; found uint8"),
         ("nf4 plain", {"0.weight": torch.zeros(3, 1).byte()}, r"in 3 bytes; .* needs 15360"),
         ("nf4 plain", {"0.weight.quant_state.bitsandbytes__nf4": torch.ones(2).byte()}, r"broken"),
         ("nf4 nested", {"0.weight.nested_absmax": None}, r"without its scale \(nested_absmax\)"),
+        ("nf4 plain", {"0.weight.absmax": torch.ones(7)}, r"7 numbers in absmax; expected 480"),
+        ("nf4 plain", {"0.weight.quant_map": torch.ones(7)}, r"7 numbers in quant_map; .* 16"),
+        ("nf4 nested", {"0.weight.nested_absmax": torch.ones(1)}, r"nested_absmax; expected 2"),
+        ("nf4 nested", {"0.weight.nested_quant_map": torch.ones(7)}, r"quant_map; expected 256"),
+        ("nf4 plain", told_of_bnb(shape=[-ROWS, -COLUMNS]), r"'nf4' in 15360 bytes; \(-160, -192"),
+        ("nf4 plain", told_of_bnb(blocksize=3), r"in blocks of 3 "),
+        ("nf4 nested", told_of_bnb(nested_blocksize="x"), r"broken description \(invalid literal"),
+        ("nf4 nested", told_of_bnb(nested_blocksize=0), r"nested_absmax; expected 480"),
+        (
+            "nf4 plain",
+            {BNB: torch.frombuffer(bytearray(b"[" * 99999), dtype=torch.uint8)},
+            "broken",
+        ),
     ],
 )
 def test_tensors_that_do_not_agree_are_an_error(form: str, change: Any, said: str) -> None:
