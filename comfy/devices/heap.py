@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Iterator
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
@@ -50,7 +51,8 @@ class Heap:
 
     def __init__(self) -> None:
         self.keeps_pages = False
-        self._largest = LARGEST_IN_HEAP
+        self._asked: list[int] = []  # sizes, by what computes now
+        self._lock = threading.Lock()
 
     def keep_pages(self) -> bool:
         """Let freed blocks stay; says whether the C library does so.
@@ -62,7 +64,7 @@ class Heap:
         if library is not None:
             settings = (
                 (M_ARENA_MAX, 1),
-                (M_MMAP_THRESHOLD, self._largest),
+                (M_MMAP_THRESHOLD, self._largest()),
                 (M_TRIM_THRESHOLD, NEVER),
                 (M_TOP_PAD, GROWTH),
             )
@@ -71,18 +73,28 @@ class Heap:
 
     @contextlib.contextmanager
     def keeping_up_to(self, size_bytes: int) -> Iterator[None]:
-        """Meanwhile only blocks below a size stay in the process; larger ones go back at once."""
-        library, before = _glibc() if self.keeps_pages else None, self._largest
+        """Meanwhile only blocks below a size stay in the process; larger ones go back at once.
+
+        Threads share the heap: the smallest size that any of them asks for counts.
+        """
+        library = _glibc() if self.keeps_pages else None
         if library is None:
             yield
             return
-        self._largest = size_bytes
-        library.mallopt(M_MMAP_THRESHOLD, size_bytes)
+        self._asked.append(size_bytes)
+        self._tell(library)
         try:
             yield
         finally:
-            self._largest = before
-            library.mallopt(M_MMAP_THRESHOLD, before)
+            self._asked.remove(size_bytes)
+            self._tell(library)
+
+    def _largest(self) -> int:
+        return min(self._asked, default=LARGEST_IN_HEAP)
+
+    def _tell(self, library: ctypes.CDLL) -> None:
+        with self._lock:  # whoever tells last knows what all ask for
+            library.mallopt(M_MMAP_THRESHOLD, self._largest())
 
     def give_back(self) -> bool:
         """Return all whole pages that are free to the system; says whether any were.

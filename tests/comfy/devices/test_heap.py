@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from comfy.devices import heap
 from comfy.devices.heap import _glibc
 
 PROGRAM = """
@@ -94,3 +95,27 @@ def test_without_the_setting_nothing_is_kept_and_there_is_nothing_to_give_back()
     assert seen["keeps"] is False
     assert seen["given"] is False
     assert seen["kept"] == pytest.approx(0, abs=0.1)
+
+
+def test_of_several_threads_the_smallest_size_counts_and_none_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    class Library:
+        def mallopt(self, parameter: int, value: int) -> int:
+            told.append((parameter, value))
+            return 1
+
+    monkeypatch.setattr(heap, "_glibc", Library)
+    own = heap.Heap()
+    assert own.keep_pages()
+    first, second = own.keeping_up_to(64), own.keeping_up_to(32)
+    with first:
+        second.__enter__()  # of another thread, which goes on for longer
+        assert told[-1] == (heap.M_MMAP_THRESHOLD, 32)
+    assert told[-1] == (heap.M_MMAP_THRESHOLD, 32)
+    second.__exit__(None, None, None)
+    with pytest.raises(ValueError, match="decoder"), own.keeping_up_to(16):
+        raise ValueError("decoder")
+    assert told[-2:] == [(heap.M_MMAP_THRESHOLD, size) for size in (16, heap.LARGEST_IN_HEAP)]
