@@ -190,6 +190,13 @@ def test_saved_names_count_on_from_the_highest(base: Path) -> None:
     assert folder_paths.get_save_image_path("run/pic", out)[2] == 8
 
 
+def test_names_with_the_number_in_the_batch_count_on_too(base: Path) -> None:
+    out = str(base / "output")
+    for name in ("a0_b_00003_.png", "a17_b_00009_.png", "ax_b_00050_.png", "a_b_00060_.png"):
+        touch(base / "output" / name)
+    assert folder_paths.get_save_image_path("a%batch_num%_b", out)[2] == 10
+
+
 def test_saved_names_fill_tokens_and_stay_inside(base: Path) -> None:
     filled = folder_paths.get_save_image_path("%width%x%height%_%year%", str(base), 64, 32)[1]
     assert filled.startswith("64x32_2")

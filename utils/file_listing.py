@@ -128,13 +128,18 @@ def filter_files_content_types(
     return kept
 
 
+BATCH_NUMBER = "%batch_num%"
+"""Token that savers fill in for each file, after its folder and counter are known."""
+
+
 def highest_counter(folder: str, filename: str) -> int:
     """Largest N among files `<filename>_<N>...` of a folder; 0 if there is none.
 
     Folders of results grow to tens of thousands of files, and each save asks; so the names are
-    looked at by one search instead of one by one.
+    looked at by one search instead of one by one. `%batch_num%` in the name stands for any number,
+    as files of a batch are saved with theirs.
     """
-    prefix = re.escape(os.path.normcase(f"{filename}_"))
+    prefix = re.escape(os.path.normcase(f"{filename}_")).replace(BATCH_NUMBER, "[0-9]+")
     names = os.path.normcase("\0".join(os.listdir(folder)))
     found = re.findall(rf"(?:^|\0){prefix}([0-9]+)(?=[_.\0]|$)", names)
     return max(map(int, found), default=0)
