@@ -14,6 +14,7 @@ import folder_paths
 from comfy_api.internal.watched_file import partial_file
 from comfy_api.latest import io, ui
 from comfy_api.latest.ui.metadata import workflow_texts
+from comfy_execution.context import check_interrupt
 from comfy_extras.images.picture_files import LIGHT, avif, png_16, write_exr
 
 AVIF_DEPTHS = {"8-bit YUV420": 8, "10-bit YUV420": 10}
@@ -139,6 +140,7 @@ def _saved(
     )
     results = []
     for number, batch in enumerate(batches):
+        check_interrupt()
         file = f"{name.replace('%batch_num%', str(number))}_{counter + number:05}_.{suffix}"
         with partial_file(os.path.join(folder, file)) as part:
             write(str(part), batch)

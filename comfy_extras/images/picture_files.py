@@ -7,6 +7,7 @@ Pictures are tensors [H, W, C] with 1, 3 or 4 channels, 0..1 unless a form holds
 from __future__ import annotations
 
 import io
+import logging
 import math
 import os
 import struct
@@ -19,7 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from comfy import progress
 from comfy_execution.context import check_interrupt
+
+logger = logging.getLogger(__name__)
 
 PNG_HEADER_END = 33
 """Signature and header of a PNG; texts follow them."""
@@ -32,8 +36,17 @@ REC_2020 = (0.708, 0.292, 0.170, 0.797, 0.131, 0.046, 0.3127, 0.3290)
 ACES_CG = (0.713, 0.293, 0.165, 0.830, 0.128, 0.044, 0.32168, 0.33767)
 """Chromaticities (x, y) of red, green, blue and white."""
 
+EXR_OWN_KEYS = {
+    "adoptedNeutral", "channels", "chromaticities", "chunkCount", "compression", "dataWindow",
+    "displayWindow", "lineOrder", "originalDataWindow", "pixelAspectRatio", "screenWindowCenter",
+    "screenWindowWidth", "tiles", "type", "version",
+}  # fmt: skip
+"""Names that have another meaning in OpenEXR files."""
+
 HDR_TAGS = {"HDR": "ARIB_STD_B67", "HDR PQ": "SMPTE2084"}
 """Transfer curves that AVIF files name."""
+AVIF_LEAST, AVIF_MOST = (4, 4), (8704, 16384)  # rows and columns that the encoder takes
+AVIF_MOST_RATE = 240  # frames a second that the encoder plans for; a file may name more
 AVIF_SPEED = "8"  # of 13; slower ones take seconds a picture
 
 
@@ -53,19 +66,47 @@ def channels_of(image: Tensor, allowed: Sequence[int], form: str) -> int:
     return count
 
 
+def levels_16(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    """Values 0..1 as 0..65535; what is no number is 0, as in usual pictures."""
+    values = image.detach().float().cpu().nan_to_num(0.0).clamp(0, 1)
+    return (values * 65535).round().numpy().astype(np.uint16)
+
+
+def fitting(texts: Mapping[str, str], form: str, fits: Callable[[str], bool]) -> dict[str, str]:
+    """The texts whose keys a form can hold; a picture is not lost for the others."""
+    left_out = [key for key in texts if not fits(key)]
+    if left_out:
+        progress.warn(
+            logger,
+            "saved without the texts %s of extra_pnginfo, which are no names of texts in %s files",
+            ", ".join(f"{key!r:.60}" for key in left_out),
+            form,
+        )
+    return {key: text for key, text in texts.items() if key not in left_out}
+
+
+def _is_png_key(key: str) -> bool:
+    return 0 < len(key) < 80 and all(" " <= letter <= "~" or "¡" <= letter <= "ÿ" for letter in key)
+
+
+def _is_exr_key(key: str) -> bool:
+    return 0 < len(key.encode()) < 256 and "\0" not in key and key not in EXR_OWN_KEYS
+
+
 def png_16(image: Tensor, texts: Mapping[str, str]) -> bytes:
     """A PNG of 16 bits a channel, with `texts` inside."""
     import av
 
     count = channels_of(image, (1, 3, 4), "PNG")
     layout = {1: "gray16be", 3: "rgb48be", 4: "rgba64be"}[count]
-    levels = (image.detach().float().cpu().clamp(0, 1) * 65535).round().numpy().astype(np.uint16)
+    levels = levels_16(image)
     frame = av.VideoFrame.from_ndarray(levels[..., 0] if count == 1 else levels, format=layout)
     encoder: Any = av.CodecContext.create("png", "w")
     encoder.width, encoder.height, encoder.pix_fmt = frame.width, frame.height, layout
     encoder.time_base, encoder.sample_aspect_ratio = Fraction(1), Fraction(1)
     encoded = b"".join(bytes(packet) for packet in [*encoder.encode(frame), *encoder.encode(None)])
-    chunks = b"".join(_png_text(key, text) for key, text in texts.items())
+    kept = fitting(texts, "PNG", _is_png_key)
+    chunks = b"".join(_png_text(key, text) for key, text in kept.items())
     return encoded[:PNG_HEADER_END] + chunks + encoded[PNG_HEADER_END:]
 
 
@@ -135,12 +176,28 @@ def write_exr(
         "compression": OpenEXR.ZIP_COMPRESSION,
         "type": OpenEXR.scanlineimage,
         "chromaticities": primaries,
-        **texts,
+        **fitting(texts, "OpenEXR", _is_exr_key),
     }
     values = np.ascontiguousarray(pixels.numpy())
     channels = {"Y": values[..., 0].copy()} if count == 1 else {"RGBA"[:count]: values}
     with OpenEXR.File(header, channels) as file:
         file.write(os.fspath(path))
+
+
+def _check_avif(images: Tensor) -> None:
+    """Refuse pictures that the encoder does not take.
+
+    Raises:
+        ValueError: They have other channels, or are too small or too large.
+    """
+    channels_of(images, (1, 3), "AVIF")
+    sides = images.shape[1:3]
+    if any(not least <= side <= most for least, side, most in zip(AVIF_LEAST, sides, AVIF_MOST)):
+        rows, columns = AVIF_MOST
+        raise ValueError(
+            f"images: AVIF holds pictures of 4 x 4 to {columns} x {rows} pixels, found "
+            f"{sides[1]} x {sides[0]}; save another form or change their size first"
+        )
 
 
 def avif(
@@ -159,30 +216,31 @@ def avif(
         bits: 8 or 10 of each value; colours have half the resolution (4:2:0).
         crf: 1 (best) to 63.
         loops: Times that moving pictures are shown; 0 for ever.
+    Raises:
+        ValueError: The form cannot hold such pictures.
     """
     import av
     from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 
-    channels_of(images, (1, 3), "AVIF")
+    _check_avif(images)
     os.environ.setdefault("SVT_LOG", "1")  # errors only; the encoder greets on the console else
     is_hdr = colour_space in HDR_TAGS
     matrix = Colorspace.BT2020 if is_hdr else Colorspace.ITU709
-    levels = images.detach().float().cpu().clamp(0, 1).expand(*images.shape[:3], 3)
-    levels_16 = (levels * 65535).round().numpy().astype(np.uint16)
     target = io.BytesIO()
     options = {"loop": str(loops)} if len(images) > 1 else {}
     with av.open(target, "w", format="avif", options=options) as container:
         rate = Fraction(frames_a_second).limit_denominator(1000)
-        stream: Any = container.add_stream("libsvtav1", rate=rate)
+        stream: Any = container.add_stream("libsvtav1", rate=min(rate, AVIF_MOST_RATE))
         stream.height, stream.width = images.shape[1:3]
         stream.pix_fmt = "yuv420p10le" if bits == 10 else "yuv420p"
         stream.options = {"crf": str(crf), "preset": AVIF_SPEED}
         context = stream.codec_context
+        context.time_base = 1 / rate
         context.color_range = ColorRange.JPEG
         context.colorspace = matrix
         context.color_primaries = ColorPrimaries.BT2020 if is_hdr else ColorPrimaries.BT709
         context.color_trc = ColorTrc[HDR_TAGS.get(colour_space, "IEC61966_2_1")]
-        for number, picture in enumerate(levels_16):
+        for number, picture in enumerate(levels_16(images.expand(*images.shape[:3], 3))):
             check_interrupt()
             frame = av.VideoFrame.from_ndarray(picture, format="rgb48le").reformat(
                 format=stream.pix_fmt, dst_colorspace=matrix, dst_color_range=ColorRange.JPEG

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 import folder_paths
-from comfy_extras.images import picture_files
+from comfy_extras.images import advanced_saving, picture_files
 from comfy_extras.images.advanced_saving import SaveImageAdvanced
 
 TEXTS = {"prompt": '{"a": "é"}', "workflow": '{"x": "日本"}'}
@@ -48,9 +49,9 @@ def ramp(channels: int = 3, rows: int = 33, columns: int = 47) -> Tensor:
     return torch.stack(both[:channels], -1)
 
 
-def save(images: Tensor, **format: Any) -> Any:
+def save(images: Tensor, more: dict[str, Any] | None = None, **format: Any) -> Any:
     SaveImageAdvanced.hidden = SimpleNamespace(  # type: ignore[assignment]
-        prompt={"1": "é"}, extra_pnginfo={"workflow": {"n": 1}}
+        prompt={"1": "é"}, extra_pnginfo={"workflow": {"n": 1}, **(more or {})}
     )
     return SaveImageAdvanced.execute(images, "deep", format)
 
@@ -139,6 +140,77 @@ def test_pictures_that_move_are_one_file(output: Path) -> None:
             assert np.abs(np.asarray(read.convert("RGB")) / 255 - frame.numpy()).mean() < 0.02
     save(frames, **AUTO_AVIF, save_mode=STILL)
     assert len(list(output.iterdir())) == 4
+
+
+@pytest.mark.parametrize("rate", [0.01, 23.976, 1000.0])
+def test_moving_pictures_take_the_time_that_is_asked(rate: float) -> None:
+    frames = torch.stack([ramp(), ramp().flip(0), ramp()])  # the encoder chooses how long the last
+    with Image.open(io.BytesIO(picture_files.avif(frames, "sRGB", 8, 30, rate))) as read:
+        read.seek(1)
+        read.load()
+        assert read.info["duration"] == pytest.approx(1000 / rate, abs=0.51)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 8), (8, 3), (8705, 4), (4, 16385)])
+def test_sizes_that_an_avif_cannot_have_are_named(size: tuple[int, int]) -> None:
+    with pytest.raises(
+        ValueError, match=f"4 x 4 to 16384 x 8704 pixels, found {size[1]} x {size[0]}"
+    ):
+        picture_files.avif(torch.zeros(1, *size, 3), "sRGB", 8, 30)
+    assert picture_files.avif(torch.zeros(1, 4, 4, 3), "sRGB", 8, 30)
+
+
+DEEP_PNG = {"format": "png", "bit_depth": "16-bit", "input_color_space": "sRGB"}
+HALF_EXR = {"format": "exr", "bit_depth": "16-bit float", "input_color_space": "sRGB"}
+
+
+@pytest.mark.parametrize(
+    ("form", "keys"),
+    [
+        (DEEP_PNG, ["", "日本", "a\0b", "k" * 80]),
+        (HALF_EXR, ["", "a\0b", "k" * 256, *sorted(picture_files.EXR_OWN_KEYS)]),
+    ],
+)
+def test_a_picture_is_saved_without_texts_whose_names_the_form_cannot_hold(
+    form: dict[str, Any], keys: list[str], output: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, key in enumerate(keys, start=1):
+        save(ramp()[None], more={key: 1}, **form)
+        path = output / f"deep_{number:05}_.{form['format']}"
+        if form is HALF_EXR:
+            with OpenEXR.File(str(path)) as file:
+                texts = {name: file.header()[name] for name in ("prompt", "workflow")}
+        else:
+            with Image.open(path) as read:
+                texts = {name: text for name, text in read.info.items() if isinstance(text, str)}
+        assert {name: json.loads(text) for name, text in texts.items()} == {
+            "prompt": {"1": "é"},
+            "workflow": {"n": 1},
+        }
+        assert f"without the texts {key!r:.60} of extra_pnginfo" in caplog.messages[-1]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_values_of_any_type_and_what_is_no_number_are_levels(kind: torch.dtype) -> None:
+    values = torch.tensor([0.0, 0.5, 1.0, -1.0, 7.0, torch.inf, torch.nan], dtype=kind)
+    assert picture_files.levels_16(values).tolist() == [0, 32768, 65535, 0, 65535, 65535, 0]
+
+
+@pytest.mark.parametrize(
+    "form", [DEEP_PNG, HALF_EXR, {**AUTO_AVIF, "save_mode": STILL}], ids=lambda form: form["format"]
+)
+def test_saving_stops_between_pictures_and_keeps_the_whole_ones(
+    form: dict[str, Any], output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_at_the_second() -> None:
+        if any(output.iterdir()):
+            raise InterruptedError
+
+    monkeypatch.setattr(advanced_saving, "check_interrupt", stop_at_the_second)
+    with pytest.raises(InterruptedError):
+        save(ramp().expand(3, -1, -1, -1), **form)
+    assert [path.name for path in output.iterdir()] == [f"deep_00001_.{form['format']}"]
 
 
 def test_a_usual_png_is_that_of_the_usual_node(output: Path) -> None:
