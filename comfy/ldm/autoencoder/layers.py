@@ -199,16 +199,41 @@ class _Middle(nn.Module):
         return self.block_2(self.attn_1(self.block_1(x)))
 
 
-class _Level(nn.Module):
-    """Residual blocks of one size, each followed by an attention if there are any, then
-    resampling.
+class Level(nn.Module):
+    """Blocks of one size, each followed by an attention if there are any, then resampling.
 
-    Whoever runs it goes through `layers`: a call for all of them would keep the features that go
-    in, twice the finest ones where a decoder is at its widest, until the last is done.
+    Whoever runs it goes through its parts, as `through` does: a call for all of them would keep
+    the features that go in, twice the finest ones where a decoder is at its widest, until the last
+    is done.
     """
 
-    downsample: Downsample
-    upsample: Upsample
+    block: nn.ModuleList | nn.Sequential
+    attn: nn.ModuleList
+    downsample: nn.Module
+    upsample: nn.Module
+
+    def parts(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """What features go through, in turn."""
+        attentions = getattr(self, "attn", ())
+        for number, block in enumerate(self.block):
+            yield block
+            if attentions:
+                yield attentions[number]
+        for name in ("downsample", "upsample"):
+            if hasattr(self, name):
+                yield getattr(self, name)
+
+
+def through(layers: Iterable[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
+    """Features after all layers and levels; x should have no other owner."""
+    for layer in layers:
+        for part in layer.parts() if isinstance(layer, Level) else (layer,):
+            x = part(x)
+    return x
+
+
+class _Level(Level):
+    """Residual blocks of one size, of pictures."""
 
     def __init__(
         self,
@@ -232,26 +257,6 @@ class _Level(nn.Module):
             )
             if has_attention:
                 self.attn.append(AttnBlock(out_channels, make))
-
-    def layers(self) -> Iterator[nn.Module]:
-        """What features go through, in turn."""
-        for number, block in enumerate(self.block):
-            yield block
-            if self.attn:
-                yield self.attn[number]
-        if hasattr(self, "downsample"):
-            yield self.downsample
-        if hasattr(self, "upsample"):
-            yield self.upsample
-
-
-def _through(levels: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """Features after all layers of the levels; x should have no other owner."""
-    for level in levels:
-        assert isinstance(level, _Level)
-        for layer in level.layers():
-            x = layer(x)
-    return x
 
 
 def _laid_out(x: Tensor) -> Tensor:
@@ -283,7 +288,7 @@ class Encoder(nn.Module):
         self.conv_out = make.conv(channels, moments, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = _through(self.down, self.conv_in(_laid_out(x)))
+        h = through(self.down, self.conv_in(_laid_out(x)))
         return self.conv_out(nonlinearity(self.norm_out(self.mid(h))))
 
 
@@ -312,6 +317,6 @@ class Decoder(nn.Module):
         self.conv_out = make.conv(channels, config.out_ch, 3, padding=1)
 
     def forward(self, z: Tensor, **_: Any) -> Tensor:
-        h = _through(reversed(self.up), self.mid(self.conv_in(_laid_out(z))))
+        h = through(reversed(self.up), self.mid(self.conv_in(_laid_out(z))))
         x = self.conv_out(nonlinearity(self.norm_out(h)))
         return torch.tanh(x) if self.tanh_out else x

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comfy import ops
+from comfy.ldm.autoencoder.layers import Level, nonlinearity, through
 from comfy.nn import attention
 
 NORM_EPS = 1e-6
@@ -140,8 +141,9 @@ class ResnetBlock(nn.Module):
             self.nin_shortcut = CausalConv3d(channels, out, (1, 1, 1), make)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.conv1(F.silu(self.norm1(x)))
-        return self.nin_shortcut(x) + self.conv2(F.silu(self.norm2(h)))
+        # In one expression: features without a name are freed as soon as they were read.
+        h = self.conv2(nonlinearity(self.norm2(self.conv1(nonlinearity(self.norm1(x))))))
+        return h.add_(self.nin_shortcut(x))
 
 
 class AttnBlock(nn.Module):
@@ -195,6 +197,12 @@ class Middle(nn.Module):
         return self.block_2(self.attn_1(self.block_1(x)))
 
 
+def pooled(x: Tensor, window: tuple[int, int, int]) -> Tensor:
+    """Means of some frames, rows and columns; the CPU knows those of three axes in float32 only."""
+    on_cpu = x.device.type == "cpu"
+    return F.avg_pool3d(x.float() if on_cpu else x, window).to(x.dtype)
+
+
 class Downsample(nn.Module):
     """Halve height and width, then the frames with the first counted twice."""
 
@@ -206,9 +214,9 @@ class Downsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.pad(x, (0, 1, 0, 1))
-        x = self.conv1(x) + F.avg_pool3d(x, (1, 2, 2))
+        x = self.conv1(x) + pooled(x, (1, 2, 2))
         x = torch.cat([x[:, :, :1], x], dim=2)
-        return self.conv3(self.conv2(x) + F.avg_pool3d(x, (2, 1, 1)))
+        return self.conv3(self.conv2(x) + pooled(x, (2, 1, 1)))
 
 
 class Upsample(nn.Module):
@@ -227,17 +235,14 @@ class Upsample(nn.Module):
         return self.conv3(self.conv2(x) + x)
 
 
-class Level(nn.Module):
+class _Level(Level):
     """Residual blocks of one size, then resampling where the level has some."""
 
     def __init__(self, channels: int, out: int, count: int, make: Maker) -> None:
         super().__init__()
-        self.block = nn.Sequential(
-            *(ResnetBlock(out if number else channels, out, make) for number in range(count))
+        self.block = nn.ModuleList(
+            ResnetBlock(out if number else channels, out, make) for number in range(count)
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.block(x)
 
 
 class Encoder(nn.Module):
@@ -250,7 +255,7 @@ class Encoder(nn.Module):
         self.conv_in = split_conv(config.image_channels * cell, widths[0], make)
         self.down = nn.ModuleList()
         for number, out in enumerate(widths[1:]):
-            level = Level(widths[number], out, config.blocks, make)
+            level = _Level(widths[number], out, config.blocks, make)
             if number < config.halved:
                 level.downsample = Downsample(out, make)
             self.down.append(level)
@@ -259,17 +264,15 @@ class Encoder(nn.Module):
         self.conv_out = split_conv(widths[-1], config.z_channels, make)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = through([self._split, self.conv_in, *self.down, self.mid], x)
+        return self.conv_out(nonlinearity(self.norm_out(x)))
+
+    def _split(self, x: Tensor) -> Tensor:
         first = x[:, :, :1].expand(-1, -1, 2**self.halvings - 1, -1, -1)
         x = torch.cat([first, x], dim=2)
         for _ in range(self.halvings):
             x = split_by_haar(x)
-        x = self.conv_in(x)
-        levels: Any = self.down
-        for level in levels:
-            x = level(x)
-            if hasattr(level, "downsample"):
-                x = level.downsample(x)
-        return self.conv_out(F.silu(self.norm_out(self.mid(x))))
+        return x
 
 
 class Decoder(nn.Module):
@@ -281,10 +284,10 @@ class Decoder(nn.Module):
         entrance, *widths = config.decoder
         self.conv_in = split_conv(config.z_channels, entrance, make)
         self.mid = Middle(entrance, make)
-        levels: list[Level] = []
+        levels: list[_Level] = []
         for number, out in enumerate(widths):
             coarser = widths[number + 1] if number + 1 < len(widths) else entrance
-            level = Level(coarser, out, config.blocks + 1, make)
+            level = _Level(coarser, out, config.blocks + 1, make)
             if 0 < number <= config.halved:
                 level.upsample = Upsample(out, make)
             levels.append(level)
@@ -294,13 +297,8 @@ class Decoder(nn.Module):
         self.conv_out = split_conv(widths[0], out_channels, make)
 
     def forward(self, z: Tensor) -> Tensor:
-        x = self.mid(self.conv_in(z))
-        levels: Any = reversed(list(self.up))
-        for level in levels:
-            x = level(x)
-            if hasattr(level, "upsample"):
-                x = level.upsample(x)
-        x = self.conv_out(F.silu(self.norm_out(x)))
+        x = through([self.conv_in, self.mid, *reversed(self.up)], z)
+        x = self.conv_out(nonlinearity(self.norm_out(x)))
         for _ in range(self.halvings):
             x = join_by_haar(x)
         return x[:, :, 2**self.halvings - 1 :]

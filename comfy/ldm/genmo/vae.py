@@ -7,8 +7,9 @@ Source: https://github.com/genmoai/mochi (Genmo, 2024).
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comfy import ops
+from comfy.ldm.autoencoder.layers import Level, nonlinearity, through
 from comfy.nn import attention
 
 NORM_GROUPS, NORM_EPS = 32, 1e-5
@@ -79,7 +81,8 @@ def looking_back(conv: Any, x: Tensor) -> Tensor:
     """A convolution whose first frame and borders are repeated."""
     time, rows, columns = conv.kernel_size
     sides = [(columns - 1) // 2] * 2 + [(rows - 1) // 2] * 2
-    return conv(F.pad(x, [*sides, time - 1, 0], mode="replicate"))
+    x = F.pad(x, [*sides, time - 1, 0], mode="replicate")  # nobody needs what it was
+    return conv(x)
 
 
 def norm(width: int, make: Maker) -> Any:
@@ -144,15 +147,17 @@ class ResBlock(nn.Module):
         self.attn_block = AttentionBlock(width, make) if has_attention else None
 
     def forward(self, x: Tensor) -> Tensor:
-        h = x
-        for first in (0, 3):
-            h = F.silu(by_frame(self.stack[first], h))
-            h = looking_back(self.stack[first + 2], h)
-        x = x + h
-        return x if self.attn_block is None else self.attn_block(x)
+        norm1, _, conv1, norm2, _, conv2 = self.stack
+        # In one expression: features without a name are freed as soon as they were read.
+        h = looking_back(
+            conv2,
+            nonlinearity(by_frame(norm2, looking_back(conv1, nonlinearity(by_frame(norm1, x))))),
+        )
+        h = h.add_(x)
+        return h if self.attn_block is None else self.attn_block(h)
 
 
-class Downsample(nn.Module):
+class Downsample(Level):
     """A convolution that makes some frames, rows and columns one; residual blocks behind it."""
 
     def __init__(self, channels: int, out: int, time: int, count: int, make: Maker) -> None:
@@ -163,15 +168,13 @@ class Downsample(nn.Module):
             [causal_conv(channels, out, kernel, make, stride=kernel), *blocks]
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def parts(self) -> Iterator[Callable[[Tensor], Tensor]]:
         conv, *blocks = self.layers
-        x = looking_back(conv, x)
-        for block in blocks:
-            x = block(x)
-        return x
+        yield functools.partial(looking_back, conv)
+        yield from blocks
 
 
-class Upsample(nn.Module):
+class Upsample(Level):
     """Residual blocks, then channels become frames, rows and columns; the first frame stays one."""
 
     def __init__(self, channels: int, out: int, time: int, count: int, make: Maker) -> None:
@@ -180,8 +183,12 @@ class Upsample(nn.Module):
         self.blocks = nn.Sequential(*(ResBlock(channels, False, make) for _ in range(count)))
         self.proj = make.linear(channels, out * time * SPACE**2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = by_cell(self.proj, self.blocks(x))
+    def parts(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        yield from self.blocks
+        yield self._enlarged
+
+    def _enlarged(self, x: Tensor) -> Tensor:
+        x = by_cell(self.proj, x)
         x = rearrange(
             x, "b (c u v z) t h w -> b c (t u) (h v) (w z)", u=self.time, v=SPACE, z=SPACE
         )
@@ -223,10 +230,8 @@ class Encoder(nn.Module):
     def encode(self, x: Tensor) -> Tensor:
         """See the class."""
         first, *layers = self.layers
-        x = by_cell(first, with_waves(x))
-        for layer in layers:
-            x = layer(x)
-        x = F.silu(by_frame(self.output_norm, x))
+        x = through(layers, by_cell(first, with_waves(x)))
+        x = nonlinearity(by_frame(self.output_norm, x))
         return by_cell(self.output_proj, x).chunk(2, dim=1)[0]
 
     def decode(self, z: Tensor) -> Tensor:
@@ -260,7 +265,10 @@ class Decoder(nn.Module):
 
     def decode(self, z: Tensor) -> Tensor:
         """Video ``[B, 3, 1 + 6 n, H, W]``, in about -1..1, of a latent ``[B, z, 1 + n, h, w]``."""
-        return by_cell(self.output_proj, F.silu(self.blocks(z)))
+        stages: list[Any] = list(self.blocks)
+        first, *middle, last = stages
+        x = through([*first, *middle, *last], z)
+        return by_cell(self.output_proj, F.silu(x, inplace=True))
 
     def encode(self, x: Tensor) -> Tensor:
         """Refuses: the file has no encoder."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from comfy import ops
 from comfy.ldm.autoencoder.kl import DiagonalGaussianDistribution
 from comfy.ldm.autoencoder.layers import AttnBlock as PictureAttnBlock
-from comfy.ldm.autoencoder.layers import LayerMaker, ResnetBlock, nonlinearity
+from comfy.ldm.autoencoder.layers import LayerMaker, Level, ResnetBlock, nonlinearity, through
 from comfy.ldm.hunyuan_video.vae import AttnBlock, VideoMaker
 from comfy.ldm.wan.vae_layers import RMS_norm
 
@@ -133,23 +133,12 @@ class Upsample(nn.Module):
         return made + kept.repeat_interleave(self.out // kept.shape[1], dim=1)
 
 
-class _Level(nn.Module):
+class _Level(Level):
     """Residual blocks of one size, then resampling."""
-
-    downsample: nn.Module
-    upsample: nn.Module
 
     def __init__(self, width: int, count: int, make: LayerMaker) -> None:
         super().__init__()
         self.block = nn.ModuleList(ResnetBlock(in_channels=width, make=make) for _ in range(count))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.block:
-            x = block(x)
-        for name in ("downsample", "upsample"):
-            if hasattr(self, name):
-                x = getattr(self, name)(x)
-        return x
 
 
 class _Middle(nn.Module):
@@ -181,9 +170,7 @@ class Encoder(nn.Module):
         self.conv_out = make.conv(widths[-1], self.moments, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.conv_in(x)
-        for level in self.down:
-            h = level(h)
+        h = through(self.down, self.conv_in(x))
         h = self.mid(h)
         return self.conv_out(nonlinearity(self.norm_out(h))) + _averaged(h, self.moments)
 
@@ -205,9 +192,7 @@ class Decoder(nn.Module):
         self.conv_out = make.conv(widths[-1], 3, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:
-        h = self.mid(self.conv_in(z) + z.repeat_interleave(self.repeats, dim=1))
-        for level in self.up:
-            h = level(h)
+        h = through(self.up, self.mid(self.conv_in(z) + z.repeat_interleave(self.repeats, dim=1)))
         return self.conv_out(nonlinearity(self.norm_out(h)))
 
 

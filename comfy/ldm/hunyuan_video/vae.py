@@ -20,8 +20,10 @@ from comfy.ldm.autoencoder.kl import DiagonalGaussianDistribution
 from comfy.ldm.autoencoder.layers import (
     AutoencoderConfig,
     LayerMaker,
+    Level,
     ResnetBlock,
     nonlinearity,
+    through,
 )
 from comfy.nn import attention
 
@@ -107,11 +109,8 @@ class _Upsample(nn.Module):
         return self.conv(torch.cat([first, rest], dim=2))
 
 
-class _Level(nn.Module):
+class _Level(Level):
     """Residual blocks of one size, then resampling."""
-
-    downsample: nn.Module
-    upsample: nn.Module
 
     def __init__(self, channels: int, out: int, count: int, make: VideoMaker) -> None:
         super().__init__()
@@ -119,14 +118,6 @@ class _Level(nn.Module):
             ResnetBlock(in_channels=out if number else channels, out_channels=out, make=make)
             for number in range(count)
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.block:
-            x = block(x)
-        for name in ("downsample", "upsample"):
-            if hasattr(self, name):
-                x = getattr(self, name)(x)
-        return x
 
 
 class _Middle(nn.Module):
@@ -168,9 +159,7 @@ class Encoder(nn.Module):
         self.conv_out = make.conv(channels, 2 * config.z_channels, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.conv_in(x)
-        for level in self.down:
-            h = level(h)
+        h = through(self.down, self.conv_in(x))
         return self.conv_out(nonlinearity(self.norm_out(self.mid(h))))
 
 
@@ -195,9 +184,7 @@ class Decoder(nn.Module):
         self.conv_out = make.conv(channels, config.out_ch, 3)
 
     def forward(self, z: Tensor) -> Tensor:
-        h = self.mid(self.conv_in(z))
-        for level in reversed(self.up):
-            h = level(h)
+        h = through(reversed(self.up), self.mid(self.conv_in(z)))
         return self.conv_out(nonlinearity(self.norm_out(h)))
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from comfy import ops
+from comfy.ldm.autoencoder.layers import nonlinearity
 from comfy.nn import attention
 
 
@@ -95,8 +96,8 @@ class RMS_norm(nn.Module):
         self.bias = nn.Parameter(torch.empty(shape, **place)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        length_one = functional.normalize(x, dim=1 if self.channel_first else -1)
-        made = length_one * self.scale * self.gamma.to(x)
+        axis = 1 if self.channel_first else -1
+        made = functional.normalize(x, dim=axis) * self.scale * self.gamma.to(x)
         return made if self.bias is None else made + self.bias.to(x)
 
 
@@ -119,10 +120,10 @@ class ResidualBlock(nn.Module):
             self.shortcut = _conv(channels, out, (1, 1, 1), build)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        first, second = self.residual[2], self.residual[6]
-        h = causal(first, functional.silu(self.residual[0](x)), past)
-        h = causal(second, functional.silu(self.residual[3](h)), past)
-        return h + self.shortcut(x)
+        norm1, _, conv1, norm2, _, _, conv2 = self.residual
+        # In one expression: features without a name are freed as soon as they were read.
+        h = causal(conv2, nonlinearity(norm2(causal(conv1, nonlinearity(norm1(x)), past))), past)
+        return h.add_(self.shortcut(x))
 
 
 class AttentionBlock(nn.Module):

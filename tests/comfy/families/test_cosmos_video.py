@@ -161,6 +161,24 @@ def test_the_autoencoder_agrees_with_another_implementation() -> None:
     torch.testing.assert_close(seen, torch.tensor(PIXEL_ANSWER), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_autoencoder_computes_in_half_precision(dtype: torch.dtype) -> None:
+    model = CausalContinuousVideoTokenizer(VAE_SIZES).eval()
+    model.load_state_dict(autoencoder())
+    video = waves(1, 3, 9, 16, 24)
+    latent = model.encode(video)
+    again = model.decode(latent)
+    model.to(dtype)
+    for made, exact in (
+        (model.encode(video.to(dtype)), latent),
+        (model.decode(latent.to(dtype)), again),
+    ):
+        assert made.dtype == dtype
+        torch.testing.assert_close(
+            made.float(), exact, rtol=0.0, atol=0.03 * exact.abs().max().item()
+        )
+
+
 def test_latents_are_scaled_by_channel_and_frame_and_back() -> None:
     model = CausalContinuousVideoTokenizer(VAE_SIZES).eval()
     model.load_state_dict(autoencoder())

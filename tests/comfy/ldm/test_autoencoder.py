@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from comfy.ldm.autoencoder.kl import AutoencoderKL
 from comfy.ldm.autoencoder.layers import AutoencoderConfig
+from comfy.ldm.genmo.vae import MochiVAEConfig, VideoVAE
+from comfy.ldm.hunyuan_video.packed_vae import PackedConfig, PackedVAE
 from tests.support.golden_nets import assert_close_to_golden, read_golden_net
 from tests.support.live_bytes import peak_bytes
 
@@ -47,3 +50,30 @@ def test_no_features_are_held_beyond_the_layer_that_reads_them(way: str) -> None
     held = peak_bytes(lambda: model.decode(latent) if way == "decode" else model.encode(picture))
     finest = 4 * wide * side * side
     assert held < {"decode": 2.6, "encode": 1.7}[way] * finest
+
+
+# An autoencoder of videos whose finest level has 32 channels, frames of a video, and the most
+# features of that level that encoding and decoding hold at once.
+VIDEOS = {
+    "packed": (PackedVAE, PackedConfig((32, 64, 128), 2, 8, (True, True)), 5, (6.2, 6.2)),
+    "mochi": (
+        VideoVAE,
+        MochiVAEConfig((32, 64, 64, 64), (32, 64, 64, 64), (1,) * 5, (1,) * 5),
+        7,
+        (5.3, 5.0),
+    ),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", VIDEOS)
+def test_levels_of_a_video_do_not_hold_what_they_were_given(kind: str) -> None:
+    build, config, frames, most = VIDEOS[kind]
+    model: Any = build(config).eval()
+    for weight in model.parameters():
+        torch.nn.init.constant_(weight, 0.01)
+    video = torch.ones(1, 3, frames, 128, 64)
+    latent = model.encode(video)
+    finest = 4 * 32 * video[0, 0].numel()
+    assert peak_bytes(lambda: model.encode(video)) < most[0] * finest
+    assert peak_bytes(lambda: model.decode(latent)) < most[1] * finest
