@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from comfy.patching.wrappers import WrappersMP
-from comfy.sampling.step_cache import CachedEstimate, CachedNetwork, CachedRun, StepCache
+from comfy.sampling.step_cache import (
+    CachedEstimate,
+    CachedNetwork,
+    CachedRun,
+    EstimateBeginning,
+    StepCache,
+)
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
 
@@ -50,6 +56,8 @@ def cached(
     cache = StepCache(reuse_threshold, *span, verbose, watches_all=wrapper is CachedEstimate)
     view = model.clone()
     view.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, "step_cache", CachedRun(cache))
+    if wrapper is CachedNetwork:
+        view.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, "step_cache", EstimateBeginning(cache))
     view.add_wrapper_with_key(kind, "step_cache", wrapper(cache))
     return io.NodeOutput(view)
 

@@ -95,18 +95,23 @@ class StepCache:
 
     @property
     def computed(self) -> int:
-        """Steps of the run that called the model."""
+        """Estimates of the run that called the model."""
         return self._seen.computed
 
     @property
     def skipped(self) -> int:
-        """Steps of the run that did not."""
+        """Estimates of the run that did not."""
         return self._seen.skipped
+
+    def begin_estimate(self) -> None:
+        """Decide anew: what comes is of another input, be it at the same noise level, as the second
+        slope of a Heun step and the first one of the next."""
+        self._seen.sigma = None
 
     def skips(self, x: Tensor, sigma: float, keys: Sequence[Hashable]) -> bool:
         """Whether the output for input x can be predicted.
 
-        The decision is made once for a noise level and holds for all calls at it.
+        The decision is made once for an estimate and holds for all calls that make it.
 
         Args:
             keys: What the call is for; each must have been computed before.
@@ -189,7 +194,7 @@ class CachedRun:
             done, skipped = self.cache.computed, self.cache.skipped
             if done + skipped:
                 speed = (done + skipped) / max(done, 1)
-                logger.info("step cache: %d of %d steps skipped (%.2f times as fast)",
+                logger.info("step cache: %d of %d estimates skipped (%.2f times as fast)",
                             skipped, done + skipped, speed)  # fmt: skip
             self.cache.reset()
 
@@ -211,6 +216,17 @@ def _keys_of(options: dict[str, Any]) -> list[Hashable]:
     if window is not None:
         facts = (*facts, window.dim, tuple(window.index_list))
     return [(key, *facts) for key in options.get("uuids") or ()]
+
+
+class EstimateBeginning:
+    """Wrapper of kind "predict_noise": tells the cache where an estimate begins."""
+
+    def __init__(self, cache: StepCache) -> None:
+        self.cache = cache
+
+    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        self.cache.begin_estimate()
+        return executor(*args, **kwargs)
 
 
 class CachedNetwork:
@@ -247,6 +263,7 @@ class CachedEstimate:
         self, executor: Any, x: Tensor, timestep: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         keys = ("guided",)
+        self.cache.begin_estimate()
         if self.cache.skips(x, float(timestep[0]), keys):
             return self.cache.predict(x, keys)
         output = executor(x, timestep, *args, **kwargs)

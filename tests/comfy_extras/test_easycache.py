@@ -133,6 +133,31 @@ def test_steps_before_the_span_teach_only_what_watches_all() -> None:
     assert decisions(inputs, outputs, watches_all=False) == [False, False, False, True]
 
 
+@pytest.mark.parametrize("node", [EasyCache, LazyCache])
+@torch.inference_mode()
+def test_estimates_at_one_level_are_decided_one_by_one(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heun's second slope and the first one of the next step have one level and two inputs."""
+    decided: list[float] = []
+    decide = StepCache._decide
+
+    def noting(cache: StepCache, x: Tensor) -> bool:
+        decided.append(float(cache._seen.sigma or 0))
+        return decide(cache, x)
+
+    monkeypatch.setattr(StepCache, "_decide", noting)
+    view = node.execute(patcher(UNetBase()), 0.2, 0.0, 1.0, False)[0]
+    latent = torch.zeros(1, 4, 8, 8)
+    run.sample(
+        view, noise.prepare_noise(latent, 1), 3, 1.0, "heun", "karras", text(1), text(2),
+        latent, disable_pbar=True, seed=1,
+    )  # fmt: skip
+    first, *between = sorted(set(decided), reverse=True)
+    assert decided == [first, *(sigma for sigma in between for _ in range(2))]
+    assert len(between) == 2
+
+
 @pytest.mark.parametrize("shape", [(1, 4, 16, 16), (1, 4, 3, 8, 8), (1, 8, 20)])
 def test_latents_of_any_rank_are_measured(shape: tuple[int, ...]) -> None:
     cache = StepCache(10.0, 100.0, 0.0)
