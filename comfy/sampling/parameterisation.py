@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,15 +96,16 @@ def split_ancestral(sigma: float, sigma_next: float, eta: float = 1.0) -> tuple[
     eta = 1 gives the variance of the exact reverse transition, eta = 0 a deterministic step.
     In single precision, as pictures were made: where sigma_next is a thousandth of sigma or less,
     sigma_down loses its digits or becomes 0, and solvers with a level between the two depend on it.
+    By torch: its roots are not those of numpy in every last digit.
     Source: Song et al. 2020, https://arxiv.org/abs/2010.02502, equation 16, in sigma.
     """
     if not eta:
         return sigma_next, 0.0
-    start, end = np.float32(sigma), np.float32(sigma_next)
+    start, end = torch.tensor([sigma, sigma_next], dtype=torch.float32)
     whole = end * end
-    kept = max(whole * (start * start - whole) / (start * start), np.float32(0)) if start else whole
-    up = min(end, np.float32(eta) * np.sqrt(kept))
-    return float(np.sqrt(max(whole - up * up, np.float32(0)))), float(up)
+    kept = (whole * (start * start - whole) / (start * start)).clamp(min=0) if start else whole
+    up = torch.minimum(end, kept.sqrt() * eta)
+    return (whole - up * up).clamp(min=0).sqrt().item(), up.item()
 
 
 class EPS:

@@ -27,11 +27,13 @@ DEIS_TIME_START, DEIS_SIGMA_MIN, DEIS_SIGMA_MAX = 1e-3, 0.002, 80.0
 
 
 def _integrate(
-    run: Trajectory, x: Tensor, weights: Callable[[int], Sequence[float]], keep: int
+    run: Trajectory, x: Tensor, step: Callable[[Tensor, list[Tensor]], Tensor], keep: int
 ) -> Tensor:
-    """Steps of x += sum of weights(step) times the latest slopes, newest first.
+    """Steps of x = step(x, the latest slopes, newest first).
 
-    The step to a clean level takes the estimate itself: no slope exists at zero.
+    The step to a clean level takes the estimate itself: no slope exists at zero. Each solver adds
+    in the order of pictures so far: a long step from a level far above the latent's own size
+    leaves of x what rounding leaves.
     """
     slopes: list[Tensor] = []
     for sigma, sigma_next in run:
@@ -40,9 +42,16 @@ def _integrate(
             x = denoised
             continue
         slopes = [(x - denoised) / sigma, *slopes][:keep]
-        for slope, weight in zip(slopes, weights(run.index)):
-            x = x + slope * weight
+        x = step(x, slopes)
     return x
+
+
+def _weighted(slopes: Sequence[Tensor], weights: Sequence[Any]) -> Tensor:
+    """Sum of slopes, the newest first."""
+    total = slopes[0] * weights[0]
+    for slope, weight in zip(slopes[1:], weights[1:]):
+        total = total + slope * weight
+    return total
 
 
 def _newest(levels: Sequence[float] | np.ndarray, step: int, count: int) -> list[float]:
@@ -65,11 +74,12 @@ def sample_lms(
     """
     run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
 
-    def weights(step: int) -> Sequence[float]:
-        nodes = _newest(run.levels, step, order)
-        return lagrange.integrals(nodes, run.levels[step], run.levels[step + 1])
+    def step(x: Tensor, slopes: list[Tensor]) -> Tensor:
+        start, end = run.levels[run.index : run.index + 2]
+        nodes = _newest(run.levels, run.index, order)
+        return x + _weighted(slopes, lagrange.integrals(nodes, start, end))
 
-    return _integrate(run, x, weights, order)
+    return _integrate(run, x, step, order)
 
 
 @torch.no_grad()
@@ -88,12 +98,12 @@ def sample_ipndm(
     """
     run = Trajectory(model, sigmas, extra_args, callback, disable)
 
-    def weights(step: int) -> Sequence[float]:
-        row = EQUAL_STEP_WEIGHTS[min(max_order, step + 1) - 1]
-        length = run.levels[step + 1] - run.levels[step]
-        return [length * weight / sum(row) for weight in row]
+    def step(x: Tensor, slopes: list[Tensor]) -> Tensor:
+        row = EQUAL_STEP_WEIGHTS[len(slopes) - 1]
+        start, end = run.levels[run.index : run.index + 2]
+        return x + _weighted(slopes, row) * (end - start) / sum(row)
 
-    return _integrate(run, x, weights, max_order)
+    return _integrate(run, x, step, max_order)
 
 
 @torch.no_grad()
@@ -113,17 +123,20 @@ def sample_ipndm_v(
     """
     run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
 
-    def weights(step: int) -> Sequence[float]:
-        count = min(max_order, step + 1)
-        ahead = run.levels[step + 1] - run.levels[step]
-        back = [run.levels[step - i] - run.levels[step - i - 1] for i in range(count - 1)]
-        return [ahead * share for share in _variable_step_shares(ahead, back)]
+    lengths = run.sigmas.cpu().diff()
 
-    return _integrate(run, x, weights, max_order)
+    def step(x: Tensor, slopes: list[Tensor]) -> Tensor:
+        ahead, *back = lengths[run.index - len(slopes) + 1 : run.index + 1].flip(0)
+        return x + _weighted(slopes, _variable_step_shares(ahead, back)) * ahead
+
+    return _integrate(run, x, step, max_order)
 
 
-def _variable_step_shares(ahead: float, back: Sequence[float]) -> list[float]:
-    """Shares of the latest slopes for a step `ahead` after the steps `back`, newest first."""
+def _variable_step_shares(ahead: Tensor, back: Sequence[Tensor]) -> list[Any]:
+    """Shares of the latest slopes for a step `ahead` after the steps `back`, newest first.
+
+    In the precision of the levels, as pictures were made.
+    """
     if not back:
         return [1.0]
     first = ahead / back[0]
@@ -133,7 +146,7 @@ def _variable_step_shares(ahead: float, back: Sequence[float]) -> list[float]:
         pair = back[0] + back[1]
         bend = (1 - ahead / (3 * two) * (ahead * two) / (back[0] * pair)) / 2
         ratio = back[0] / back[1]
-        shares = [shares[0] + bend, shares[1] - (1 + ratio) * bend, bend * ratio]
+        shares = [shares[0] + bend, shares[1] - (1 + ratio) * bend, bend * back[0] / back[1]]
     if len(back) >= 3:
         three, triple = two + back[1], pair + back[2]
         jerk = (1 - ahead / (3 * two)) / 2 + (1 - ahead / (2 * two)) * ahead / (6 * three)
@@ -143,7 +156,7 @@ def _variable_step_shares(ahead: float, back: Sequence[float]) -> list[float]:
             shares[0] + jerk,
             shares[1] - (1 + ratio + far) * jerk,
             shares[2] + (ratio + far * (1 + back[1] / back[2])) * jerk,
-            -jerk * far * ratio,
+            -jerk * far * back[0] / back[1],
         ]
     return shares
 
@@ -193,11 +206,11 @@ def sample_deis(
     places = np.linspace(0.0, 1.0, DEIS_POINTS)
     powers = places ** np.arange(max_order)[:, None]
 
-    def weights(step: int) -> Sequence[float]:
-        begin, width = times[step], times[step + 1] - times[step]
-        nodes = [(node - begin) / width for node in _newest(times, step, max_order)]
+    def weights(place: int) -> Sequence[float]:
+        begin, width = times[place], times[place + 1] - times[place]
+        nodes = [(node - begin) / width for node in _newest(times, place, max_order)]
         if len(nodes) == 1:
-            return [run.levels[step + 1] - run.levels[step]]
+            return [run.levels[place + 1] - run.levels[place]]
         points = begin + width * places
         growth = beta_slope * points + beta_min  # d log(sigma^2 + 1) / d time
         log_alpha = -(0.5 * beta_slope * points + beta_min) * points
@@ -206,7 +219,12 @@ def sample_deis(
         moments = powers[: len(nodes)] @ d_sigma * (width / DEIS_POINTS)
         return [float(_basis(nodes, j) @ moments) for j in range(len(nodes))]
 
-    return _integrate(run, x, weights, max_order)
+    def step(x: Tensor, slopes: list[Tensor]) -> Tensor:
+        for slope, weight in zip(slopes, weights(run.index)):
+            x = x + slope * weight
+        return x
+
+    return _integrate(run, x, step, max_order)
 
 
 def _basis(nodes: Sequence[float], place: int) -> np.ndarray:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from comfy.sampling.noise import NoiseSampler
-from comfy.sampling.parameterisation import split_ancestral
+from comfy.sampling.parameterisation import EXPLODING, split_ancestral
 from comfy.sampling.solvers.cfg_pp import UnconditionalCapture
-from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
+from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory, towards
 
 # Level used for the midpoint of a first step that starts from pure noise, where its half-log-SNR is
 # -infinity.
@@ -93,26 +93,48 @@ def sample_dpmpp_2s_ancestral(
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
         sigma_down, scale, sigma_up = run.path.ancestral_step(sigma, sigma_next, eta)
-        if sigma_down <= 0:  # the last step, or an eta so high that no old noise is kept
+        if sigma_next == 0 or (sigma_down == 0 and run.path is EXPLODING):
+            x = towards(denoised, x, sigma, 0.0)
+        elif sigma_down <= 0:  # an eta so high that no old noise is kept
             x = denoised * run.path.alpha(sigma_next)
             sigma_up = sigma_next
         else:
-            sigma_mid = _middle(run, sigma, sigma_down)
-            ratio = sigma_mid / sigma
-            middle = run.denoise(x * ratio + denoised * (1 - ratio), sigma_mid, report=False)
-            ratio = sigma_down / sigma
-            x = (x * ratio + middle * (1 - ratio)) * scale
+            sigma_mid, half, whole = _halved_step(run, sigma, sigma_down)
+            middle = run.denoise(x * half[0] + denoised * half[1], sigma_mid, report=False)
+            x = (x * whole[0] + middle * whole[1]) * scale
         if sigma_next > 0 and eta > 0:
             x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_up)
     return x
 
 
-def _middle(run: Trajectory, sigma: float, sigma_down: float) -> float:
-    """Level halfway between two in half-log-SNR."""
+def _halved_step(
+    run: Trajectory, sigma: float, sigma_down: float
+) -> tuple[float, list[float], list[float]]:
+    """Level halfway between two in half-log-SNR; weights of x and of the estimate in the steps to
+    it and to the lower level."""
+    if run.path is EXPLODING:
+        return _halved_exploding_step(run, sigma, sigma_down)
     start = run.path.half_log_snr(sigma)
-    if start == -math.inf:
-        return NEARLY_PURE_NOISE
-    return run.path.sigma_at((start + run.path.half_log_snr(sigma_down)) / 2)
+    sigma_mid = NEARLY_PURE_NOISE
+    if start != -math.inf:
+        sigma_mid = run.path.sigma_at((start + run.path.half_log_snr(sigma_down)) / 2)
+    half, whole = ([end / sigma, 1 - end / sigma] for end in (sigma_mid, sigma_down))
+    return sigma_mid, half, whole
+
+
+def _halved_exploding_step(
+    run: Trajectory, sigma: float, sigma_down: float
+) -> tuple[float, list[float], list[float]]:
+    """As `_halved_step`, of variance-exploding levels.
+
+    In the precision of the levels, as pictures were made: far above the latent's own size a digit
+    of these factors is a digit of the picture.
+    """
+    start, end = -torch.tensor([sigma, sigma_down], dtype=run.sigmas.dtype).log()
+    lengths = torch.stack([(end - start) / 2, end - start])
+    ends = (-torch.stack([start + lengths[0], end])).exp()
+    half, whole = torch.stack([ends / (-start).exp(), -(-lengths).expm1()], dim=1).tolist()
+    return ends[0].item(), half, whole
 
 
 @torch.no_grad()
@@ -137,13 +159,11 @@ def sample_dpmpp_2s_ancestral_cfg_pp(
         if sigma_down == 0:
             x = denoised
         else:
-            sigma_mid = math.sqrt(sigma * sigma_down)
-            ratio = sigma_mid / sigma
+            sigma_mid, half, whole = _halved_exploding_step(run, sigma, sigma_down)
             shifted = x + (denoised - capture.denoised)
-            middle = run.denoise(shifted * ratio + denoised * (1 - ratio), sigma_mid, report=False)
-            ratio = sigma_down / sigma
+            middle = run.denoise(shifted * half[0] + denoised * half[1], sigma_mid, report=False)
             # The unconditional estimate is now that at sigma_mid.
-            x = (x + (denoised - capture.denoised)) * ratio + middle * (1 - ratio)
+            x = (x + (denoised - capture.denoised)) * whole[0] + middle * whole[1]
         if sigma_next > 0:
             x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_up)
     return x

@@ -11,7 +11,7 @@ from torch import Tensor
 from comfy.sampling.noise import NoiseSampler
 from comfy.sampling.parameterisation import EXPLODING, split_ancestral
 from comfy.sampling.solvers.cfg_pp import UnconditionalCapture
-from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory, churn
+from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory, churn, towards
 
 
 @torch.no_grad()
@@ -65,10 +65,13 @@ def sample_euler_ancestral(
             x = denoised
             continue
         sigma_down, scale, sigma_up = run.path.ancestral_step(sigma, sigma_next, eta)
-        if sigma_down == 0 and run.path is EXPLODING:
-            x = denoised
-            continue
-        x = (x * (sigma_down / sigma) + denoised * (1 - sigma_down / sigma)) * scale
+        if run.path is EXPLODING:
+            if sigma_down == 0:
+                x = denoised
+                continue
+            x = towards(denoised, x, sigma, sigma_down)
+        else:
+            x = (x * (sigma_down / sigma) + denoised * (1 - sigma_down / sigma)) * scale
         if eta > 0:
             x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_up)
     return x
@@ -158,17 +161,17 @@ def sample_ddpm(
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
         if not low <= sigma <= high:
-            sigma_down, _, sigma_up = EXPLODING.ancestral_step(sigma, sigma_next, 1.0)
+            sigma_down, to_levels, sigma_up = EXPLODING.ancestral_step(sigma, sigma_next, 1.0)
             x = denoised + (x - denoised) * (sigma_down / sigma)
         else:
             bar, bar_next = alpha_bar[run.index], alpha_bar[run.index + 1]
             alpha = bar / bar_next
             noise = (1 - alpha) * ((x - denoised) / sigma) / (1 - bar).sqrt()
-            x = (1 / alpha).sqrt() * (x / scale[run.index] - noise) * scale[run.index + 1]
-            share = ((1 - alpha) * (1 - bar_next) / (1 - bar)).sqrt()
-            sigma_up = float(share * scale[run.index + 1])
+            x = (1 / alpha).sqrt() * (x / scale[run.index] - noise)
+            sigma_up = ((1 - alpha) * (1 - bar_next) / (1 - bar)).sqrt().item()
+            to_levels = scale[run.index + 1].item()
         if sigma_next > 0:
-            x = x + run.draw(sigma, sigma_next) * sigma_up
+            x = (x + run.draw(sigma, sigma_next) * sigma_up) * to_levels
     return x
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from comfy.sampling.noise import NoiseSampler
 from comfy.sampling.parameterisation import EXPLODING
-from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory, churn
+from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory, churn, towards
 
 
 @torch.no_grad()
@@ -60,7 +60,8 @@ def sample_heunpp2(
     There is no paper: the weights are those of the community sampler of this name.
     """
     run = Trajectory(model, sigmas, extra_args, callback, disable)
-    last = run.levels[-1]
+    last, table = run.levels[-1], run.sigmas.cpu()
+    halves, thirds = table / (2 * table[0]), table / (3 * table[0])
     for sigma, sigma_next in run:
         x, sigma_hat = churn(x, sigma, run.steps, s_churn, s_tmin, s_tmax, s_noise)
         step = sigma_next - sigma_hat
@@ -70,13 +71,12 @@ def sample_heunpp2(
             ahead = x + slope * step
             slope_2 = run.slope(ahead, sigma_next, report=False)
             if sigma_after == last:  # two slopes
-                weight_2 = sigma_next / (2 * run.levels[0])
+                weight_2 = halves[run.index + 1]
                 slope = slope * (1 - weight_2) + slope_2 * weight_2
             else:  # three slopes
                 ahead = ahead + slope_2 * (sigma_after - sigma_next)
                 slope_3 = run.slope(ahead, sigma_after, report=False)
-                weight_2 = sigma_next / (3 * run.levels[0])
-                weight_3 = sigma_after / (3 * run.levels[0])
+                weight_2, weight_3 = thirds[run.index + 1 : run.index + 3]
                 slope = slope * (1 - weight_2 - weight_3) + slope_2 * weight_2 + slope_3 * weight_3
         x = x + slope * step
     return x
@@ -142,10 +142,12 @@ def sample_dpm_2_ancestral(
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
         sigma_down, scale, sigma_up = run.path.ancestral_step(sigma, sigma_next, eta)
-        if sigma_down <= 0:  # no old noise is kept: the last step, a far step, or a high eta
+        if sigma_next == 0 or (sigma_down == 0 and run.path is EXPLODING):
+            x = towards(denoised, x, sigma, 0.0)
+            continue
+        if sigma_down <= 0:  # so high an eta that no old noise is kept
             x = denoised * run.path.alpha(sigma_next)
-            if sigma_next > 0 and run.path is not EXPLODING:
-                x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_next)
+            x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_next)
             continue
         slope, sigma_mid = (x - denoised) / sigma, _middle(sigma, sigma_down)
         slope = run.slope(x + slope * (sigma_mid - sigma), sigma_mid, report=False)

@@ -16,7 +16,7 @@ from torch import Tensor
 from comfy.sampling.noise import NoiseSampler
 from comfy.sampling.parameterisation import split_ancestral
 from comfy.sampling.solvers.cfg_pp import UnconditionalCapture
-from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
+from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory, towards
 
 
 def _weights(times: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float, float, float]:
@@ -55,11 +55,11 @@ def _multistep(
         origin = denoised if capture is None else capture.denoised
         sigma_down, sigma_up = split_ancestral(sigma, sigma_next, eta)
         now = (time(sigma), time(sigma_down))
-        if sigma_down == 0 < sigma_next:  # so far down that no old noise is left
-            x = denoised
-        elif sigma_down == 0 or previous is None:
-            slope = (x - origin) / sigma
-            x = denoised + slope * sigma_down if capture else x + slope * (sigma_down - sigma)
+        if sigma_down == 0 or previous is None:
+            if capture is None:
+                x = towards(denoised, x, sigma, sigma_down)
+            else:
+                x = denoised + (x - origin) / sigma * sigma_down
         else:
             h, first, second = _weights((*now, *last))
             if capture is not None:

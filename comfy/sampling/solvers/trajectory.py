@@ -26,6 +26,9 @@ StepCallback = Callable[[dict[str, Any]], None]
 # it start this far into the sampling instead.
 FINITE_SNR_PERCENT = 1e-4
 
+# The highest level of any model is 4,519, of Stable Diffusion with zero terminal SNR.
+HIGHEST_OF_MODELS = 1e4
+
 # Drawing the console bar takes as long as the small operations of half a step.
 CONSOLE_INTERVAL_S = 0.5
 
@@ -176,6 +179,18 @@ class Trajectory:
         if self._noise_sampler is None:
             raise RuntimeError("step noise was not chosen: call use_noise before the first draw")
         return self._noise_sampler(torch.tensor(sigma), torch.tensor(sigma_next))
+
+
+def towards(denoised: Tensor, x: Tensor, sigma: float, sigma_next: float) -> Tensor:
+    """Euler step from sigma to a lower level.
+
+    A long step from a level far above the latent's own size takes off nearly all of x, and what
+    rounding leaves is a digit of the picture: so the order is that of pictures so far, also where
+    the end is known to be the estimate. Above the levels of models nothing but rounding is left.
+    """
+    if sigma_next == 0 and sigma > HIGHEST_OF_MODELS:
+        return denoised
+    return x + (x - denoised) / sigma * (sigma_next - sigma)
 
 
 def churn(

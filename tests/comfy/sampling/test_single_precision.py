@@ -1,4 +1,5 @@
-"""Runs whose steps are so short, or levels so low, that a rounded factor is a digit of the picture.
+"""Runs whose steps are so short or so long, or levels so low or so high, that a rounded factor is a
+digit of the picture.
 
 Each method is written here a second time from its paper, operation by operation in single
 precision, as pictures were made; in double precision each of these runs ends elsewhere.
@@ -181,10 +182,91 @@ def sa_solver(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
     return model.at(predicted, sigmas[-2])
 
 
+def split(sigma: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """Level that a step goes down to, and the noise it adds."""
+    up = min(after, (after**2 * (sigma**2 - after**2) / sigma**2) ** 0.5)
+    return (after**2 - up**2) ** 0.5, up
+
+
+def euler_ancestral(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
+    for sigma, after in pairwise(sigmas):
+        down, up = split(sigma, after)
+        estimate = model.at(x, sigma)
+        if down == 0:
+            x = estimate
+        else:
+            x = x + (x - estimate) / sigma * (down - sigma) + draw(sigma, after) * up
+    return x
+
+
+def dpm_2_ancestral(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
+    for sigma, after in pairwise(sigmas):
+        down, up = split(sigma, after)
+        slope = (x - model.at(x, sigma)) / sigma
+        if down == 0:
+            x = x + slope * (down - sigma)
+            continue
+        middle = sigma.log().lerp(down.log(), 0.5).exp()
+        half = x + slope * (middle - sigma)
+        x = x + (half - model.at(half, middle)) / middle * (down - sigma)
+        x = x + draw(sigma, after) * up
+    return x
+
+
+def dpmpp_2s_ancestral(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
+    for sigma, after in pairwise(sigmas):
+        down, up = split(sigma, after)
+        estimate = model.at(x, sigma)
+        if down == 0:
+            x = x + (x - estimate) / sigma * (down - sigma)
+        else:
+            start, end = -sigma.log(), -down.log()
+            h = end - start
+            middle = (-(start + h / 2)).exp()
+            half = middle / (-start).exp() * x - (-h / 2).expm1() * estimate
+            gain = -(-h).expm1()
+            x = (-end).exp() / (-start).exp() * x + gain * model.at(half, middle)
+        if after > 0:
+            x = x + draw(sigma, after) * up
+    return x
+
+
+def heunpp2(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
+    for i, (sigma, after) in enumerate(pairwise(sigmas)):
+        slope = (x - model.at(x, sigma)) / sigma
+        ahead = x + slope * (after - sigma)
+        if after > 0:
+            second = (ahead - model.at(ahead, after)) / after
+            last = sigmas[i + 2]
+            if last == 0:
+                share = after / (2 * sigmas[0])
+                slope = (1 - share) * slope + share * second
+            else:
+                ahead = ahead + second * (last - after)
+                third = (ahead - model.at(ahead, last)) / last
+                share, other = after / (3 * sigmas[0]), last / (3 * sigmas[0])
+                slope = (1 - share - other) * slope + share * second + other * third
+        x = x + slope * (after - sigma)
+    return x
+
+
+def ipndm(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
+    rows = ((1,), (3, -1), (23, -16, 5), (55, -59, 37, -9))
+    slopes: list[Tensor] = []
+    for _, sigma, after in noisy_levels(sigmas):
+        slopes = [(x - model.at(x, sigma)) / sigma, *slopes][:4]
+        row = rows[len(slopes) - 1]
+        total = sum((weight * slope for weight, slope in zip(row, slopes)), torch.zeros(()))
+        x = x + (after - sigma) * total / sum(row)
+    return model.at(x, sigmas[-2])
+
+
 METHODS: dict[str, Callable[..., Tensor]] = {
     "ddpm": ddpm, "er_sde": er_sde, "dpmpp_3m_sde": dpmpp_3m_sde, "deis": deis,
-    "sa_solver": sa_solver,
+    "sa_solver": sa_solver, "euler_ancestral": euler_ancestral, "dpm_2_ancestral": dpm_2_ancestral,
+    "dpmpp_2s_ancestral": dpmpp_2s_ancestral, "heunpp2": heunpp2, "ipndm": ipndm,
 }  # fmt: skip
+WITHOUT_NOISE = ("deis", "heunpp2", "ipndm")
 EDM = ("EDM", {"sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5})
 ZERO_SNR = ("V_PREDICTION", {"zsnr": True})
 SD1, SD3, FLUX = ("EPS", {}), ("FLOW", {"shift": 3.0}), ("FLUX", {"shift": 1.15})
@@ -199,6 +281,15 @@ RUNS = [
     ("deis", FLUX, "ddim_uniform", 3),
     ("sa_solver", SD1, "simple", 50),
     ("sa_solver", SD3, "simple", 50),
+    # From far above the latent's own size, of which the last long step leaves what rounding leaves.
+    ("ddpm", ZERO_SNR, "linear_quadratic", 5),
+    ("euler_ancestral", ZERO_SNR, "normal", 2),
+    ("euler_ancestral", ZERO_SNR, "exponential", 2),
+    ("dpm_2_ancestral", ZERO_SNR, "linear_quadratic", 2),
+    ("dpmpp_2s_ancestral", ZERO_SNR, "exponential", 1),
+    ("dpmpp_2s_ancestral", ZERO_SNR, "linear_quadratic", 8),
+    ("heunpp2", ZERO_SNR, "sgm_uniform", 4),
+    ("ipndm", ZERO_SNR, "exponential", 8),
 ]
 
 
@@ -214,7 +305,7 @@ def test_a_run_ends_where_single_precision_takes_it(
     sigmas = schedules.calculate_sigmas(model.sampling, scheduler, steps)
     sigmas = sigmas[sigmas < 1] if model.flow else sigmas  # from pure noise they start elsewhere
     start = torch.randn(SMALL, generator=torch.Generator().manual_seed(5)) * sigmas[0]
-    options: dict[str, Any] = {} if name == "deis" else {"noise_sampler": Draws()}
+    options: dict[str, Any] = {} if name in WITHOUT_NOISE else {"noise_sampler": Draws()}
     if name == "sa_solver":
         options["tau_func"] = whole
     made = solvers.find(name).function(model, start, sigmas, disable=True, **options)
