@@ -128,12 +128,16 @@ class EncodedWeight(CastWeightBiasOp):
         return_weight: bool = False,
         **_: Any,
     ) -> torch.Tensor | None:
-        """Store a decoded weight, or return its stored form."""
+        """Store a decoded weight, or return its stored form.
+
+        Args:
+            inplace_update: Write into the parameter, unless it is a plain one from now on.
+        """
         stored = self.encoding.encode(weight, self.parts(weight.device), seed)
         if return_weight:
             return stored
         layer: Any = self
-        if inplace_update:
+        if inplace_update and stored.dtype == layer.weight.dtype:
             layer.weight.data.copy_(stored)
         else:
             layer.weight = nn.Parameter(stored, requires_grad=False)
@@ -176,7 +180,7 @@ class _EncodedEmbedding(EncodedWeight):
         if rows is None:
             weight, _ = cast_bias_weight(self, dtype=out_dtype, device=input.device)
             return nn.functional.embedding(input, weight)
-        return rows.to(input.device).reshape(*input.shape, -1)
+        return rows.to(input.device).reshape(*input.shape, rows.shape[-1])
 
 
 @functools.cache

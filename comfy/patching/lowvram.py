@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling as compiling
 
 from comfy.devices import casting
 from comfy.weights import arithmetic
@@ -102,7 +103,9 @@ class LowVramPatch:
             return [(p[0], move_patch_value(p[1], device), *p[2:]) for p in wanted]
         local = self._local
         same = local is not None and local[0] == device and len(local[1]) == len(wanted)
-        if not same or any(a is not b for a, b in zip(local[1], wanted)):  # type: ignore[index]
+        if same and not compiling():  # compiled code cannot compare them, and is of one view
+            same = all(a is b for a, b in zip(local[1], wanted))  # type: ignore[index]
+        if not same:
             moved = [(p[0], move_patch_value(p[1], device), *p[2:]) for p in wanted]
             self._local = local = (device, wanted, moved)
         assert local is not None

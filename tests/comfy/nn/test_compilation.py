@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,12 @@ from comfy.ldm.unet.model import UNetModel
 from comfy.ldm.unet.transformer import BasicTransformerBlock
 from comfy.nn import compilation
 from comfy.nn.compilation import RegionalCompiler, regions
+from comfy.ops.encoded import EncodedWeight
 from comfy.patching.patcher import ModelPatcher
+from comfy.weights.adapters import LoRAAdapter
+from comfy.weights.assign import assign_weights
+from comfy.weights.state_dict import load_torch_file
+from tests.support import gguf_files
 
 
 class Block(nn.Module):
@@ -153,6 +159,43 @@ def test_blocks_that_leave_the_device_and_come_back_between_calls_give_the_same(
     assert told == [1] * 12
     assert torch.equal(seen[0], seen[2])
     assert not torch.equal(seen[0], seen[1])
+
+
+def coded(network: nn.Module, folder: Path) -> nn.Module:
+    """A network with its matrices in blocks of few bits."""
+    own = {key: value.clone() for key, value in network.state_dict().items()}
+    assign_weights(network, load_torch_file(gguf_files.write(folder / "x.gguf", own, "Q8_0")))
+    assert all(isinstance(block.first, EncodedWeight) for block in network.blocks)
+    return network
+
+
+def test_blocks_of_coded_weights_share_code(
+    compiler: RegionalCompiler, graphs: list[Any], tmp_path: Path
+) -> None:
+    network = coded(Network(64), tmp_path)
+    for shape in ((2, 5, 64), (2, 9, 64)):
+        x = torch.randn(shape)
+        assert torch.equal(compiled(compiler, network, x), network(x))
+    assert len(graphs) == 1
+
+
+def test_a_whole_network_of_coded_weights_is_compiled_with_its_loras(tmp_path: Path) -> None:
+    """As packs do it."""
+    torch._dynamo.reset()
+    network, x = coded(Network(64, 2), tmp_path), torch.randn(2, 64)
+    view = ModelPatcher(network, torch.device("cpu"), torch.device("cpu"))
+    up, down = torch.ones(64, 1), torch.ones(1, 64)
+    adapter = LoRAAdapter(set(), (up, down, None, None, None, None))
+    view.add_patches({"blocks.0.first.weight": adapter, "blocks.1.second.weight": adapter}, 0.01)
+    whole = torch.compile(network, backend="eager", fullgraph=True)
+    bare = network(x)
+    view.patch_model(torch.device("cpu"))
+    expected = network(x)
+    assert not torch.allclose(expected, bare)
+    assert torch.equal(whole(x), expected)
+    assert torch.equal(whole(x), expected)
+    view.unpatch_model()
+    assert torch.equal(whole(x), bare)
 
 
 def test_blocks_that_run_as_they_are_are_told_when_their_number_changes(

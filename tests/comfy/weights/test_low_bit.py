@@ -383,6 +383,25 @@ def test_a_token_table_is_decoded_row_by_row(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == [3]
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (2, 3)])
+def test_a_look_up_may_have_any_shape(shape: tuple[int, ...]) -> None:
+    net = ops.disable_weight_init.Embedding(50, 64, device="meta")
+    assign_weights(net, {"weight": stored_weight(50)[0]})
+    assert net(torch.zeros(shape, dtype=torch.long)).shape == (*shape, 64)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_weight_that_is_set_is_what_the_layer_computes_with(form: str, in_place: bool) -> None:
+    net = nn.Sequential(ops.disable_weight_init.Linear(COLUMNS, ROWS, bias=False, device="meta"))
+    assign_weights(net, layer_file(form)[0])
+    layer: Any = net[0]
+    weight = torch.randn(ROWS, COLUMNS).half().float()
+    layer.set_weight(weight, inplace_update=in_place)
+    x = torch.randn(2, COLUMNS)
+    torch.testing.assert_close(net(x), x @ weight.T)
+
+
 def test_what_no_layer_can_hold_in_a_code_is_decoded() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
