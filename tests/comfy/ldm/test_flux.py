@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,31 @@ def turned(x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
     return (matrices[..., 0] * pairs[..., 0] + matrices[..., 1] * pairs[..., 1]).flatten(-2)
 
 
-@pytest.mark.parametrize("lies", ["in order", "heads last", "reversed", "odd start"])
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 5], indirect=True)
+@pytest.mark.parametrize(("heads", "length", "head"), [(3, 1501, 128), (6, 501, 40), (1, 3, 2)])
+def test_channels_have_the_same_bits_wherever_vectors_and_threads_end(
+    heads: int, length: int, head: int, threads: None
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrices = rope(100 * torch.randn(1, length, generator=generator), head, 10000.0)[:, None]
+    for shape in ((2, heads, length, head), (2, length, heads, head)):
+        x = torch.randn(shape, generator=generator)
+        x = x if shape[2] == length else x.transpose(1, 2)
+        assert torch.equal(apply_rope1(x, matrices), turned(x, matrices))
+        assert torch.equal(apply_rope1(x[:1], matrices), turned(x, matrices)[:1])
+        several = torch.cat([matrices, matrices])
+        assert torch.equal(apply_rope1(x[:1], several), turned(x[:1], several))
+
+
+@pytest.mark.parametrize("lies", ["in order", "heads last", "reversed", "odd start", "nothing"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["rotation", "stretched rotation", "any matrix"])
 def test_channels_are_turned_to_the_same_bits_however_they_lie(kind, dtype, lies) -> None:
@@ -150,6 +175,8 @@ def test_channels_are_turned_to_the_same_bits_however_they_lie(kind, dtype, lies
         x = x.mT.contiguous().mT
     elif lies == "odd start":
         x = torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+    elif lies == "nothing":
+        x = x[:0]
     out = apply_rope1(x, matrices)
     assert out.dtype == dtype
     assert torch.equal(out, turned(x, matrices).to(dtype))
