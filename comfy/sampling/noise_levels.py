@@ -304,8 +304,9 @@ class StableCascadeSampling(ModelSamplingDiscrete):
     def sigma(self, timestep: Tensor) -> Tensor:
         alpha_bar = self._cosine(timestep) / self._init_alpha_cumprod.to(timestep.device)
         if self.shift != 1.0:
-            log_snr = (alpha_bar / (1 - alpha_bar)).log() + 2 * math.log(1.0 / self.shift)
-            alpha_bar = log_snr.sigmoid()
+            # All in single precision, as pictures were made.
+            moved = 2 * torch.log(1 / torch.tensor(self.shift, dtype=torch.float32))
+            alpha_bar = ((alpha_bar / (1 - alpha_bar)).log() + moved).sigmoid()
         alpha_bar = alpha_bar.clamp(0.0001, 0.9999)
         return ((1 - alpha_bar) / alpha_bar) ** 0.5
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from comfy.sampling import noise_levels
 from comfy_extras import nodes_lt
 from comfy_extras import nodes_model_advanced as nodes
 from tests.comfy.sampling.support import ClosedFormModel, patcher
@@ -38,7 +39,8 @@ class Kind:
         prediction: Name in `PREDICTIONS`.
         data: Spread of the data.
         unit: Timestep of pure noise, where a timestep's level is shifted and its own is not.
-        near: Relative precision of the lowest levels.
+        near: Relative precision, three times what single precision was found to lose.
+        clear: The same without the lowest fiftieth of the levels.
     """
 
     table: Array
@@ -47,7 +49,8 @@ class Kind:
     prediction: str
     data: float = 1.0
     unit: float | None = None
-    near: float = 2e-4
+    near: float = 1.5e-6
+    clear: float = 1.5e-6
 
 
 def of_alpha_bar(alpha_bar: Any) -> Any:
@@ -76,11 +79,14 @@ def discrete(prediction: str, zsnr: bool) -> Kind:
     def at(step: float) -> float:
         return math.exp(np.interp(step, np.arange(len(logs)), logs))
 
+    # Between the last two levels with no signal at the end, a place's last digit is seen.
+    near = 5e-5 if zsnr else Kind.near
     if prediction == "lcm":
         return Kind(
-            table, lambda s: 20 * nearest(s) + 19, lambda p: at((999 * (1 - p) - 19) / 20), "lcm"
-        )
-    return Kind(table, nearest, lambda p: at(999 * (1 - p)), prediction)
+            table, lambda s: 20 * nearest(s) + 19, lambda p: at((999 * (1 - p) - 19) / 20), "lcm",
+            near=near,
+        )  # fmt: skip
+    return Kind(table, nearest, lambda p: at(999 * (1 - p)), prediction, near=near)
 
 
 def log_uniform(low: float, high: float, timestep: Curve, prediction: str, data: float) -> Kind:
@@ -127,7 +133,8 @@ def cascade(shift: float) -> Kind:
         return np.arccos(np.sqrt(start / (sigma**2 + 1))) * 2 / np.pi * 1.008 - 0.008
 
     # Near a cosine of 1 single precision, in which models were sampled, has few digits.
-    return Kind(at(np.arange(1, 10001) / 10000), told, lambda p: at(1 - p), "eps", 1.0, 1.0, 0.015)
+    table = at(np.arange(1, 10001) / 10000)
+    return Kind(table, told, lambda p: at(1 - p), "eps", 1.0, 1.0, 0.015, 4e-4)
 
 
 def lcm(x: Array, out: Array, s: float, data: float, told: float) -> Array:
@@ -192,7 +199,7 @@ def told_name(row: Row) -> str:
 def check_levels(made: Any, kind: Kind) -> None:
     """Table, percentages, timesteps and the levels of these."""
     clear = len(kind.table) // 50
-    np.testing.assert_allclose(made.sigmas[clear:], kind.table[clear:], rtol=4e-4)
+    np.testing.assert_allclose(made.sigmas[clear:], kind.table[clear:], rtol=kind.clear)
     np.testing.assert_allclose(made.sigmas, kind.table, rtol=kind.near)
     for percent in PERCENTS:
         found = made.percent_to_sigma(percent)
@@ -200,9 +207,9 @@ def check_levels(made: Any, kind: Kind) -> None:
 
     levels = kind.table[np.linspace(0, len(kind.table) - 1, 7).round().astype(int)]
     told = made.timestep(torch.tensor(levels, dtype=torch.float32))
-    np.testing.assert_allclose(told, kind.timestep(levels), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(told, kind.timestep(levels), 6e-7, kind.clear / 100)
     if kind.unit is None:
-        np.testing.assert_allclose(made.sigma(told)[1:], levels[1:], rtol=1e-3)
+        np.testing.assert_allclose(made.sigma(told)[1:], levels[1:], rtol=2e-5)
     else:
         at = [kind.at_percent(1 - percent) for percent in PERCENTS]
         np.testing.assert_allclose(made.sigma(torch.tensor(PERCENTS) * kind.unit), at, kind.near)
@@ -247,10 +254,27 @@ def test_a_node_follows_its_formulas(row: Row) -> None:
             np.testing.assert_allclose(
                 answers[name][item].numpy(),
                 value,
-                rtol=1e-4 + 1e-7 / keep,
-                atol=1e-5 * max(1, s),
+                rtol=5e-7 + 1e-7 / keep,
+                atol=5e-7 * max(1, s),
                 err_msg=name,
             )
+
+
+@pytest.mark.parametrize("shift", [0.59, 1.7, 3.3])
+def test_levels_of_cascade_lose_the_digits_that_single_precision_loses(shift: float) -> None:
+    sampling = noise_levels.StableCascadeSampling()
+    sampling.set_parameters(shift)
+    offset, turn = torch.tensor(0.008), math.pi * 0.5
+
+    def level(time: float) -> float:
+        cosines = (torch.cos((t + offset) / (1 + offset) * turn) ** 2 for t in (time, 0.0))
+        alpha_bar = next(cosines) / next(cosines)
+        log_snr = (alpha_bar / (1 - alpha_bar)).log() + 2 * torch.log(1 / torch.tensor(shift))
+        kept = log_snr.sigmoid().clamp(0.0001, 0.9999)
+        return (((1 - kept) / kept) ** 0.5).item()
+
+    expected = [level(step / 10000) for step in range(1, 10001, 61)]
+    assert sampling.sigmas[::61].tolist() == pytest.approx(expected, rel=5e-7)
 
 
 @pytest.mark.parametrize("multiplier", [0.0, 0.35, 1.0])
