@@ -2,7 +2,8 @@
 
 What recognises families, renames keys and takes layers apart sees a float32 tensor of the right
 shape. Taking or joining rows, copying and moving keep the code; any other arithmetic gets the
-decoded numbers, which is right and takes more memory. A layer is given the bytes themselves
+decoded numbers, which is right and takes more memory; changes in place are refused, for nothing
+would hold them. A layer is given the bytes themselves
 (`comfy.weights.encodings.encode_layers`), so no such tensor outlives the loading.
 """
 
