@@ -74,7 +74,7 @@ def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     batch, channels, height, width = x.shape
     tokens = x.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
     out = F.linear(tokens, weight.flatten(1), bias)
-    return out.view(batch, height, width, -1).permute(0, 3, 1, 2)
+    return out.view(batch, height, width, weight.shape[0]).permute(0, 3, 1, 2)
 
 
 def is_left_to_slow_kernel(layer: Any, x: Tensor) -> bool:
@@ -163,4 +163,4 @@ def as_product(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Te
     ).reshape(batch * rows * columns, high * wide * channels)
     matrix = weight.permute(0, 2, 3, 1).reshape(weight.shape[0], -1)
     out = F.linear(neighbourhoods, matrix, bias)
-    return out.view(batch, rows, columns, -1).permute(0, 3, 1, 2)
+    return out.view(batch, rows, columns, weight.shape[0]).permute(0, 3, 1, 2)

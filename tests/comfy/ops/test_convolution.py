@@ -136,7 +136,9 @@ def test_wrong_channels_are_named() -> None:
 
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("innermost", [True, False])
-@pytest.mark.parametrize("shape", [(1, 8, 4, 4), (1, 8, 5, 3), (3, 8, 4, 4), (2, 8, 1, 1)])
+@pytest.mark.parametrize(
+    "shape", [(1, 8, 4, 4), (1, 8, 5, 3), (3, 8, 4, 4), (2, 8, 1, 1), (0, 8, 4, 4)]
+)
 def test_single_items_and_single_positions_give_what_the_library_gives(
     kernel: int, innermost: bool, shape: tuple[int, ...]
 ) -> None:
