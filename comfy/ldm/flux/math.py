@@ -13,6 +13,9 @@ from torch.compiler import is_compiling as compiling
 
 from comfy.nn import attention as back_ends
 
+TWO_VECTORS = 16  # complex numbers that torch multiplies at once on any CPU
+OF_A_THREAD = 32768  # results from which torch lets another thread help
+
 
 def attention(
     q: Tensor,
@@ -48,33 +51,39 @@ def rope(pos: Tensor, dim: int, theta: float) -> Tensor:
 def apply_rope1(x: Tensor, freqs_cis: Tensor) -> Tensor:
     """Turn neighbouring channels of ``x [..., L, D]`` by rotations ``[..., L, D / 2, 2, 2]``."""
     pairs = x.to(freqs_cis.dtype).unflatten(-1, (-1, 2))
-    own, other = freqs_cis[..., 0], freqs_cis[..., 1]
-    if _are_complex(pairs):
-        # The same products and sums in a third of the time. A quarter turn, which is exact, puts
-        # the other channel in the place of each; turning by angles itself in complex numbers would
-        # round otherwise where vectors of the processor end, so by batch and number of threads.
-        own, other = _of_places(own[..., 0], other[..., 1]), _of_places(-other[..., 0], own[..., 1])
-        neighbours = torch.view_as_real(torch.view_as_complex(pairs) * 1j)
-        turned = (neighbours * other).add_(pairs * own)
+    if _are_complex(pairs, freqs_cis):
+        # The same products and sums in one pass: a fifth of the time.
+        turns = torch.view_as_complex(freqs_cis[..., 0].contiguous())
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * turns)
     else:
-        turned = own * pairs[..., :1] + other * pairs[..., 1:]
+        turned = freqs_cis[..., 0] * pairs[..., :1] + freqs_cis[..., 1] * pairs[..., 1:]
     return turned.flatten(-2).to(x.dtype)
 
 
-def _of_places(first: Tensor, second: Tensor) -> Tensor:
-    return torch.stack([first, second], dim=-1)
-
-
-def _are_complex(pairs: Tensor) -> bool:
-    """Whether pairs on a CPU may be taken for complex numbers by how they lie in memory."""
+def _are_complex(pairs: Tensor, matrices: Tensor) -> bool:
+    """Whether pairs and matrices on a CPU may be taken for complex numbers: the former by how they
+    lie in memory, the latter since they rotate, which others than `rope` need not have made.
+    """
     return (
         pairs.device.type == "cpu"
         and pairs.dtype in (torch.float32, torch.float64)
         and not compiling()
-        and not pairs.requires_grad
+        and not (pairs.requires_grad or matrices.requires_grad)
         and pairs.stride(-1) == 1
         and not any(step % 2 for step in (*pairs.stride()[:-1], pairs.storage_offset()))
+        and _ends_with_vectors(torch.broadcast_shapes(pairs.shape[:-1], matrices.shape[:-2]))
+        and torch.equal(matrices[..., 0, 0], matrices[..., 1, 1])
+        and torch.equal(matrices[..., 0, 1], -matrices[..., 1, 0])
     )
+
+
+def _ends_with_vectors(shape: torch.Size) -> bool:
+    """Whether a product of complex numbers leaves none for behind the processor's vectors, where
+    they are rounded otherwise: neither in a row nor where a thread ends.
+    """
+    count = shape.numel()
+    threads = min(torch.get_num_threads(), -(-count // OF_A_THREAD))
+    return count > 0 and shape[-1] % TWO_VECTORS == 0 and -(-count // threads) % TWO_VECTORS == 0
 
 
 def apply_rope(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:

@@ -142,7 +142,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("threads", [1, 5], indirect=True)
+@pytest.mark.parametrize("threads", [1, 2, 5], indirect=True)
 @pytest.mark.parametrize(("heads", "length", "head"), [(3, 1501, 128), (6, 501, 40), (1, 3, 2)])
 def test_channels_have_the_same_bits_wherever_vectors_and_threads_end(
     heads: int, length: int, head: int, threads: None
@@ -163,8 +163,8 @@ def test_channels_have_the_same_bits_wherever_vectors_and_threads_end(
 @pytest.mark.parametrize("kind", ["rotation", "stretched rotation", "any matrix"])
 def test_channels_are_turned_to_the_same_bits_however_they_lie(kind, dtype, lies) -> None:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 3, 19, 16, generator=generator).to(dtype)
-    matrices = rope(torch.arange(19.0)[None], 16, 10000.0)[:, None]
+    x = torch.randn(2, 3, 19, 32, generator=generator).to(dtype)
+    matrices = rope(torch.arange(19.0)[None], 32, 10000.0)[:, None]
     if kind != "rotation":
         matrices = matrices * 1.3
     if kind == "any matrix":
