@@ -80,10 +80,17 @@ class FlowPath(NoisePath):
     def ancestral_step(
         self, sigma: float, sigma_next: float, eta: float
     ) -> tuple[float, float, float]:
-        sigma_down = sigma_next * (1.0 + (sigma_next / sigma - 1.0) * eta)
-        scale = (1.0 - sigma_next) / (1.0 - sigma_down) if sigma_down < 1 else 1.0
-        sigma_up = math.sqrt(max(sigma_next**2 - (sigma_down * scale) ** 2, 0.0))
-        return sigma_down, scale, sigma_up
+        if not eta:
+            return sigma_next, 1.0, 0.0
+        # In single precision, as pictures were made: in short steps sigma_up is a small difference.
+        before, after = torch.tensor([sigma, sigma_next], dtype=torch.float32)
+        down = after * (1 + (after / before - 1) * eta)
+        if down >= 1:  # pure noise stays
+            return down.item(), 1.0, 0.0
+        alpha, alpha_down = 1 - after, 1 - down
+        kept = down**2 * alpha**2 / alpha_down**2
+        sigma_up = (after**2 - kept).clamp(min=0).sqrt()
+        return down.item(), (alpha / alpha_down).item(), sigma_up.item()
 
 
 EXPLODING = NoisePath()

@@ -124,3 +124,14 @@ def test_an_ancestral_step_has_the_digits_of_single_precision(
 
 def test_a_step_too_long_for_single_precision_keeps_no_old_noise() -> None:
     assert predictions.split_ancestral(4518.0, 0.03, 1.0)[0] == 0.0
+
+
+def test_short_flow_steps_add_the_noise_that_single_precision_leaves() -> None:
+    """So pictures were made: double precision leaves other digits of it."""
+    for sigma in torch.linspace(0.03, 0.97, 40):
+        after = sigma - 1e-3
+        down = after * (1 + (after / sigma - 1) * 1.0)
+        alpha, alpha_down = 1 - after, 1 - down
+        added = (after**2 - down**2 * alpha**2 / alpha_down**2) ** 0.5
+        made = predictions.FLOW.ancestral_step(sigma.item(), after.item(), 1.0)
+        assert made == pytest.approx((down.item(), (alpha / alpha_down).item(), added.item()), 1e-7)
