@@ -198,9 +198,9 @@ class Middle(nn.Module):
 
 
 def pooled(x: Tensor, window: tuple[int, int, int]) -> Tensor:
-    """Means of some frames, rows and columns; the CPU knows those of three axes in float32 only."""
-    on_cpu = x.device.type == "cpu"
-    return F.avg_pool3d(x.float() if on_cpu else x, window).to(x.dtype)
+    """Means of some frames, rows and columns; torch has none in half precision on a CPU."""
+    widened = x.device.type == "cpu" and x.dtype.itemsize < torch.float32.itemsize
+    return F.avg_pool3d(x.float() if widened else x, window).to(x.dtype)
 
 
 class Downsample(nn.Module):
