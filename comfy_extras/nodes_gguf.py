@@ -93,7 +93,7 @@ class UnetLoaderGGUFAdvanced(io.ComfyNode):
         unet_name: str,
         dequant_dtype: str = "default",
         patch_dtype: str = "default",
-        patch_on_device: bool = False,  # noqa: ARG003 - patches go where they are used
+        patch_on_device: bool = False,
     ) -> io.NodeOutput:
         if dequant_dtype not in AS_COMPUTED or patch_dtype not in (*AS_COMPUTED, "float32"):
             progress.warn(
@@ -103,6 +103,8 @@ class UnetLoaderGGUFAdvanced(io.ComfyNode):
                 dequant_dtype,
                 patch_dtype,
             )
+        if patch_on_device:
+            progress.warn(logger, "patch_on_device: patches always go where they are used")
         return io.NodeOutput(loading.load_diffusion_model(path_of(NETWORKS, unet_name)))
 
     load_unet = execute

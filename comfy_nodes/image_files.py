@@ -24,6 +24,7 @@ from comfy.cli_args import args
 from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.sampling.environment import environment
 from comfy_api.internal.watched_file import watched_file
+from comfy_api.latest.ui.metadata import with_latin_names
 
 ROWS_AT_ONCE = 256  # of a picture that is converted: a cancellation is noticed in between
 SHOWN_BYTES = 12  # of a file that is no picture, in the error about it
@@ -223,7 +224,7 @@ def png_text(prompt: dict[str, Any] | None, extra: dict[str, Any] | None) -> Png
     text = PngInfo()
     if prompt is not None:
         text.add_text("prompt", json.dumps(prompt))
-    for name, value in (extra or {}).items():
+    for name, value in with_latin_names(extra or {}).items():
         text.add_text(name, json.dumps(value))
     text.add_text("environment", json.dumps(environment()))
     return text

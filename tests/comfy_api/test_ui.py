@@ -110,6 +110,25 @@ def test_a_moving_webp_has_its_texts_in_exif(folders: Path, cls: type[io.ComfyNo
         assert image.n_frames == 2
 
 
+@pytest.mark.parametrize("kind", ["png", "moving png", "moving webp"])
+def test_a_text_whose_name_a_file_cannot_hold_costs_no_picture(
+    kind: str, folders: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = Node.PREPARE_CLASS_CLONE(
+        {"prompt": PROMPT, "extra_pnginfo": {"日本": 1, "workflow": WORKFLOW}}
+    )
+    save = ui.ImageSaveHelper
+    if kind == "png":
+        save.get_save_images_ui(pictures(1), "m", odd)
+    elif kind == "moving png":
+        save.get_save_animated_png_ui(pictures(), "m", odd, 8.0, 4)
+    else:
+        save.get_save_animated_webp_ui(pictures(), "m", odd, 8.0, True, 80, "fastest")
+    [file] = (folders / "output").iterdir()
+    assert json.dumps(WORKFLOW).encode() in file.read_bytes()
+    assert "日本" in caplog.text
+
+
 def test_previews_go_to_the_temporary_folder(folders: Path, cls: type[io.ComfyNode]) -> None:
     shown = ui.PreviewImage(pictures(1), cls=cls).as_dict()
     assert shown["animated"] == [False]

@@ -121,8 +121,10 @@ def test_nodes_of_published_workflows_load_the_same(models: Path) -> None:
 
 def test_a_choice_without_effect_is_said(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     del models
-    nodes_gguf.UnetLoaderGGUFAdvanced.execute("Q8_0.gguf", dequant_dtype="float32")
+    load = nodes_gguf.UnetLoaderGGUFAdvanced.execute
+    load("Q8_0.gguf", dequant_dtype="float32", patch_on_device=True)
     assert "dequant_dtype float32" in caplog.text
+    assert "patch_on_device" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["UnetLoaderGGUF", "CLIPLoaderGGUF", "DualCLIPLoaderGGUF"])

@@ -58,6 +58,12 @@ def test_saved_pictures_carry_prompt_and_workflow_in_text_chunks(folders: Path) 
     assert b"\\u00c4" in raw
 
 
+def test_a_text_whose_name_png_cannot_hold_costs_no_picture(folders: Path) -> None:
+    nodes.SaveImage().save_images(gradient(), "x", {"1": {}}, {"日本": 1, "workflow": {}})
+    texts = Image.open(folders / "output" / "x_00001_.png").text
+    assert {"prompt", "workflow", "environment"} == set(texts)
+
+
 def test_metadata_can_be_switched_off(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(args, "disable_metadata", True)
     nodes.SaveImage().save_images(gradient(), "x", {"1": {}}, {"workflow": {}})

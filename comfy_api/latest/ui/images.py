@@ -13,7 +13,7 @@ import folder_paths
 from comfy_api.internal.watched_file import watched_file
 from comfy_api.latest.io.node import ComfyNode
 from comfy_api.latest.io.options import FolderType
-from comfy_api.latest.ui.metadata import workflow_texts
+from comfy_api.latest.ui.metadata import with_latin_names, workflow_texts
 from comfy_api.latest.ui.results import SavedImages, SavedResult
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def png_texts(cls: NodeClass) -> PngInfo | None:
     """Text chunks for a still PNG, right after its header; None if there are none."""
     from PIL.PngImagePlugin import PngInfo
 
-    texts = workflow_texts(cls)
+    texts = with_latin_names(workflow_texts(cls))
     info = PngInfo()
     for key, text in texts.items():
         info.add_text(key, text)
@@ -58,7 +58,7 @@ def animated_png_texts(cls: NodeClass) -> PngInfo | None:
     """Chunks for a moving PNG: type `comf`, key, NUL, JSON, after the pictures."""
     from PIL.PngImagePlugin import PngInfo
 
-    texts = workflow_texts(cls)
+    texts = with_latin_names(workflow_texts(cls))
     info = PngInfo()
     for key, text in texts.items():
         data = key.encode("latin-1", "strict") + b"\0" + text.encode("latin-1", "strict")
@@ -70,7 +70,7 @@ def webp_exif(image: Image, cls: NodeClass) -> Exif:
     """EXIF data for WebP: `prompt:<json>` in one tag, the extra texts in tags counted downwards."""
     exif = image.getexif()
     tag = EXIF_FIRST_EXTRA
-    for key, text in workflow_texts(cls).items():
+    for key, text in with_latin_names(workflow_texts(cls)).items():
         if key == "prompt":
             exif[EXIF_PROMPT] = f"prompt:{text}"
         else:
