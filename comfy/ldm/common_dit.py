@@ -1,4 +1,4 @@
-"""What transformers over patches share: padding to whole patches, and a norm."""
+"""What transformers over patches share: padding to whole patches, a norm, turned pairs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ def pad_to_patch_size(
     for size, patch in zip(img.shape[-len(patch_size) :], patch_size):
         pad = [0, -size % patch, *pad]
     return F.pad(img, pad, mode=padding_mode) if any(pad) else img
+
+
+def turn(x: Tensor, angles: Tensor) -> Tensor:
+    """Turn the pairs of neighbouring channels of ``x [..., D]`` by angles ``[..., D / 2]``."""
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = angles.cos(), angles.sin()
+    turned = [even * cos - odd * sin, odd * cos + even * sin]
+    return torch.stack(turned, dim=-1).flatten(-2).to(x.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comfy import ops
-from comfy.ldm.common_dit import pad_to_patch_size, rms_norm
+from comfy.ldm.common_dit import pad_to_patch_size, rms_norm, turn
 from comfy.nn import attention, patches
 from comfy.nn.layout import tokens_of_patches
 from comfy.nn.timesteps import timestep_embedding
@@ -66,14 +66,6 @@ def positions(frames: int, rows: int, columns: int, device: Any) -> Tensor:
     times = torch.arange(frames, device=device, dtype=torch.float32)
     grid = torch.meshgrid(times, middles(rows), middles(columns), indexing="ij")
     return torch.stack(grid, dim=-1).flatten(0, 2)
-
-
-def turn(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn ``x [B, L, heads, D]`` by ``[L, heads, D / 2]``; neighbouring channels are the pairs."""
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = angles.cos(), angles.sin()
-    turned = [even * cos - odd * sin, even * sin + odd * cos]
-    return torch.stack(turned, dim=-1).flatten(-2).to(x.dtype)
 
 
 class AttentionPool(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from comfy.ldm.common_dit import turn
 from comfy.nn import attention, patches
 
 NORM_EPS = 1e-6
@@ -32,14 +33,6 @@ def position_angles(rows: int, columns: int, base: int, head: int, device: Any) 
     column, row = angles
     both = [column[None].expand(rows, -1, -1), row[:, None].expand(-1, columns, -1)]
     return torch.cat(both, dim=-1).flatten(0, 1)
-
-
-def turn(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn ``x [B, heads, L, D]``; neighbouring channels are the pairs."""
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = angles.cos(), angles.sin()
-    turned = [even * cos - odd * sin, odd * cos + even * sin]
-    return torch.stack(turned, dim=-1).flatten(-2).to(x.dtype)
 
 
 def place_of(parts: Parts) -> dict[str, Any]:
