@@ -347,7 +347,8 @@ def test_a_lora_may_widen_the_first_layer(kind: str, files: Callable[[str], str]
     patcher = loading.load_diffusion_model(files(kind))
     assert patcher.model.input_channels() == 16
     view = patcher.clone()
-    up, down = torch.full((256, 1), 0.1), torch.full((1, 128), 0.1)
+    # Each channel is moved otherwise: layer norms take away what moves all alike.
+    up, down = torch.linspace(-1, 1, 256)[:, None], torch.full((1, 128), 0.1)
     wider = LoRAAdapter(set(), (up, down, None, None, None, (256, 128)))
     view.add_patches({"diffusion_model.img_in.weight": wider})
     view.patch_model(CPU)
@@ -361,7 +362,7 @@ def test_a_lora_may_widen_the_first_layer(kind: str, files: Callable[[str], str]
     assert patcher.model.input_channels() == 16
     plain = patcher.model.apply_model(x, torch.tensor([0.5]), c_crossattn=context, y=y)
     assert made.shape == x.shape
-    assert not torch.allclose(made, plain)
+    assert float((made - plain).abs().max()) > 0.01 * float(plain.abs().max())
 
 
 @pytest.mark.parametrize("patched", [False, True])
