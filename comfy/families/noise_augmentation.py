@@ -54,13 +54,16 @@ class NoiseAugmentation(nn.Module):
         self.max_noise_level = max_noise_level
         self._alphas = alphas
 
-    def noised(self, x: Tensor, noise_level: Tensor, seed: int | None = None) -> Tensor:
-        """x [B, ...] with noise of the steps `noise_level` [B]."""
-        if seed is None:
-            noise = torch.randn_like(x)
-        else:
-            generator = torch.Generator(device="cpu").manual_seed(seed)
-            noise = torch.randn(x.shape, dtype=x.dtype, generator=generator).to(x.device)
+    def noised(
+        self,
+        x: Tensor,
+        noise_level: Tensor,
+        seed: int | None = None,
+        noise: Tensor | None = None,
+    ) -> Tensor:
+        """x [B, ...] with noise of the steps `noise_level` [B]: that given, or of a seed."""
+        if noise is None:
+            noise = torch.randn_like(x) if seed is None else noise_of_seed(x, seed)
         share = self._alphas().to(x)[noise_level.to(x.device)]
         share = share.reshape(-1, *[1] * (x.ndim - 1))
         return share.sqrt() * x + (1.0 - share).sqrt() * noise
@@ -93,11 +96,15 @@ class CLIPEmbeddingNoiseAugmentation(NoiseAugmentation):
         self.register_buffer("data_std", torch.ones(1, timestep_dim), persistent=False)
 
     def forward(
-        self, x: Tensor, noise_level: Tensor, seed: int | None = None
+        self,
+        x: Tensor,
+        noise_level: Tensor,
+        seed: int | None = None,
+        noise: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Embeddings [B, dim] with noise, and the steps as sinusoids [B, dim]."""
+        """Embeddings [B, dim] with noise (see `noised`), and the steps as sinusoids [B, dim]."""
         mean, std = self.data_mean.to(x), self.data_std.to(x)
-        noisy = self.noised((x - mean) / std, noise_level, seed) * std + mean
+        noisy = self.noised((x - mean) / std, noise_level, seed, noise) * std + mean
         return noisy, self.time_embed(noise_level.to(x.device))
 
 
@@ -122,6 +129,25 @@ def seed_beside(seed: int | None) -> int:
     return (seed or 0) - SEED_DISTANCE
 
 
+def noise_of_seed(like: Tensor, seed: int) -> Tensor:
+    """Noise as `like` has its shape, drawn on the CPU."""
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    return torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device)
+
+
+def noise_after_a_picture(like: Tensor, seed: int) -> Tensor:
+    """What the generators give next once a picture had its noise of this seed.
+
+    That was drawn on the CPU, so there this is the second draw; elsewhere it is the first of the
+    device's own generator, which starts from the same seed.
+    """
+    generator = torch.Generator(device=like.device).manual_seed(seed)
+    options: dict[str, Any] = {"dtype": like.dtype, "device": like.device, "generator": generator}
+    if like.device.type == "cpu":
+        torch.randn(like.shape, **options)
+    return torch.randn(like.shape, **options)
+
+
 def unclip_adm(
     unclip_conditioning: Sequence[Mapping[str, Any]],
     device: torch.device | str,
@@ -136,12 +162,11 @@ def unclip_adm(
         noise_augment_merge: Noise on the sum, where there are several pictures.
     """
 
-    def with_noise(embedding: Tensor, amount: float) -> Tensor:
+    def with_noise(embedding: Tensor, amount: float, noise: Tensor | None = None) -> Tensor:
         level = round((noise_augmentor.max_noise_level - 1) * amount)
-        noisy, told = noise_augmentor(
-            embedding, noise_level=torch.tensor([level], device=embedding.device), seed=seed
-        )
-        return torch.cat([noisy, told], dim=1)
+        told = torch.tensor([level], device=embedding.device)
+        noisy, steps = noise_augmentor(embedding, noise_level=told, seed=seed, noise=noise)
+        return torch.cat([noisy, steps], dim=1)
 
     made = [
         with_noise(embedding.reshape(1, -1).to(device), one["noise_augmentation"]) * one["strength"]
@@ -150,4 +175,6 @@ def unclip_adm(
     ]
     if len(made) == 1:
         return made[0]
-    return with_noise(torch.stack(made).sum(dim=0)[:, : noise_augmentor.dim], noise_augment_merge)
+    joined = torch.stack(made).sum(dim=0)[:, : noise_augmentor.dim]
+    noise = None if seed is None else noise_after_a_picture(joined, seed)
+    return with_noise(joined, noise_augment_merge, noise)
