@@ -369,6 +369,11 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
         ("--force-channels-last", "Channels-last memory layout for convolutions."),
         ("--supports-fp8-compute", "Assume that the device can compute in fp8."),
         ("--deterministic", "Prefer deterministic kernels."),
+        (
+            "--paper-formulas",
+            "Published formulas also where today's pictures are made by others (RescaleCFG, FreSca "
+            "and APG on videos, HyperTile, ...; docs/sampling.md lists them).",
+        ),
         ("--disable-xformers", "Ignore xformers."),
         ("--disable-cpu-tuning", "CPU networks in torch's usual layouts and kernels only."),
     )

@@ -10,18 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfy.devices import formulas
 from comfy.patching.wrappers import CallbacksMP
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.guidance import Facts, with_pre_cfg
 
 
 def axes_of(estimate: Tensor) -> tuple[int, ...]:
-    """Axes that a length is taken over: the last three, but never the batch."""
-    return tuple(range(max(1, estimate.ndim - 3), estimate.ndim))
+    """Axes that a length is taken over: by the paper all of an item, and by default the last three.
+
+    The last three are an item of a picture, a channel of a video, and all items of sound.
+    """
+    first = 1 if formulas.as_published() else max(0, estimate.ndim - 3)
+    return tuple(range(first, estimate.ndim))
 
 
 def project(vector: Tensor, onto: Tensor) -> tuple[Tensor, Tensor]:
-    """Parts of each item of a batch along and across another."""
+    """Parts of a vector along and across another; see `axes_of` for what a vector is."""
     normalize = torch.nn.functional.normalize
     axes = axes_of(onto)
     direction = normalize(onto, dim=axes)  # type: ignore[arg-type]  # documented to take axes

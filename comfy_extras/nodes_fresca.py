@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfy.devices import formulas
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.guidance import Facts, with_pre_cfg
 
@@ -17,13 +18,18 @@ from comfy_extras.guidance import Facts, with_pre_cfg
 def scale_frequencies(x: Tensor, low: float, high: float, cutoff: int) -> Tensor:
     """Frequencies below `cutoff` times `low`, the others times `high`.
 
+    Of a video only the frames around the middle have low frequencies, as it has always been: the
+    box is narrowed along time too, though that axis holds moments. By the paper every frame has
+    them.
+
     Args:
         x: [B, C, ..., H, W], scaled per row and column axis, or [B, C, L], along L.
     """
     axes = tuple(range(max(2, x.ndim - 2), x.ndim))
     spectrum = torch.fft.fftshift(torch.fft.fftn(x.float(), dim=axes), dim=axes)
-    scale = torch.full([x.shape[axis] for axis in axes], high, device=x.device)
-    middles = [(size // 2, min(cutoff, size // 2)) for size in scale.shape]
+    boxed = x.shape[axes[0] :] if formulas.as_published() else x.shape[2:]
+    scale = torch.full(boxed, high, device=x.device)
+    middles = [(size // 2, min(cutoff, size // 2)) for size in boxed]
     scale[tuple(slice(middle - reach, middle + reach) for middle, reach in middles)] = low
     scaled = torch.fft.ifftshift(spectrum * scale, dim=axes)
     return torch.fft.ifftn(scaled, dim=axes).real.to(x.dtype)

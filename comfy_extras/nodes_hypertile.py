@@ -12,6 +12,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from comfy.devices import formulas
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
 
@@ -59,6 +60,8 @@ class Tiling:
             return q, k, v
         aspect = width / height
         w, h = round(math.sqrt(tokens * aspect)), round(math.sqrt(tokens / aspect))
+        if not formulas.as_published():  # rows have always been taken for columns
+            h, w = w, h
         factor = 2 ** sizes.index(tokens) if self.scale_depth else 1
         nh = random_divisor(h, self.tile * factor, self.swap_size)
         nw = random_divisor(w, self.tile * factor, self.swap_size)

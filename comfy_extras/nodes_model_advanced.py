@@ -10,6 +10,7 @@ from torch import Tensor
 
 import node_helpers
 from comfy import latent_formats
+from comfy.devices import formulas
 from comfy.sampling import noise_levels, schedule_curves
 from comfy.sampling import parameterisation as predictions
 from comfy_extras.guidance import with_rule
@@ -317,7 +318,8 @@ class RescaleCFG:
 
             positive, negative = velocity(facts["cond"]), velocity(facts["uncond"])
             guided = negative + facts["cond_scale"] * (positive - negative)
-            axes = tuple(range(1, x.ndim))
+            # Of a video, each column has had a spread of its own; the paper's is one for an item.
+            axes = tuple(range(1, x.ndim if formulas.as_published() else min(x.ndim, 4)))
             spread = guided.std(axes, keepdim=True)
             ratio = torch.where(spread > 0, positive.std(axes, keepdim=True) / spread, 1.0)
             final = multiplier * guided * ratio + (1.0 - multiplier) * guided

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import node_helpers
+from comfy.devices import formulas
 from comfy.sampling import batching, conditioning, guidance
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.guidance import HOOKS, say_unasked, with_rule
@@ -73,8 +74,9 @@ class PerpNeg(io.ComfyNode):
                 facts["cond_scale"],
             )
 
-        # At a scale of 1 the negative text still takes its share away.
-        return io.NodeOutput(with_rule(model, guide, needs_negative=True))
+        # By the paper the negative text takes its share away at a scale of 1 too, where it has
+        # always counted as zeros.
+        return io.NodeOutput(with_rule(model, guide, needs_negative=formulas.as_published()))
 
 
 class Guider_PerpNeg(guidance.CFGGuider):

@@ -10,6 +10,7 @@ from torch import Tensor
 import folder_paths
 import node_helpers
 from comfy import loading, resize
+from comfy.devices import formulas
 from comfy_extras.empty_latents import empty_image
 from comfy_extras.guidance import with_rule
 from comfy_extras.nodes_model_merging import HIDDEN, save_checkpoint
@@ -195,7 +196,9 @@ class VideoLinearCFGGuidance:
         view = with_rule(
             model,
             lambda args: guided_by_frame(args, scales(args, min_cfg)),
-            needs_negative=min_cfg != 1,  # then not every frame has a scale of 1
+            # Frames of other scales need the negative although the last has a scale of 1; there it
+            # has always counted as zeros.
+            needs_negative=min_cfg != 1 and formulas.as_published(),
         )
         return (view,)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import sys
@@ -106,6 +107,18 @@ def keep_what_is_left() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def paper_formulas() -> Iterator[None]:
+    """The papers' formulas, as `--paper-formulas` asks for them."""
+    from comfy.devices.runtime import get_runtime, install_runtime
+
+    before = get_runtime()
+    policy = dataclasses.replace(before.precision, paper_formulas=True)
+    install_runtime(dataclasses.replace(before, precision=policy))
+    yield
+    install_runtime(before)
 
 
 @pytest.fixture(autouse=True)

@@ -92,6 +92,11 @@ def test_feature_flags_are_added_and_listed(
     assert listed["supports_resume"] is True
 
 
+def test_the_papers_formulas_are_computed_on_request_only() -> None:
+    assert not policies.precision_policy(parse()).paper_formulas
+    assert policies.precision_policy(parse("--paper-formulas")).paper_formulas
+
+
 def test_disabled_nodes_are_read_from_a_list(tmp_path: Path) -> None:
     path = tmp_path / "nodes.yaml"
     for text in ("- A\n- B\n", "disabled_nodes:\n  - A\n  - B\n"):

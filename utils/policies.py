@@ -91,6 +91,7 @@ def precision_policy(args: argparse.Namespace) -> PrecisionPolicy:
         force_upcast_attention=args.force_upcast_attention,
         dont_upcast_attention=args.dont_upcast_attention,
         deterministic=args.deterministic,
+        paper_formulas=args.paper_formulas,
         attention=next((name for name, on in attention.items() if on), None),
         disable_xformers=args.disable_xformers,
         fast=frozenset(feature.value for feature in args.fast),

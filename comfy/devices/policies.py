@@ -85,6 +85,8 @@ class PrecisionPolicy:
     force_upcast_attention: bool = False
     dont_upcast_attention: bool = False
     deterministic: bool = False
+    paper_formulas: bool = False
+    """Published formulas also where the pictures that people have are made by others."""
     tune_cpu: bool = True
     """On the CPU: channels innermost, products instead of convolutions or fused attention where
     they are faster."""

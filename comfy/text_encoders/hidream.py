@@ -81,7 +81,7 @@ class LlamaStates(LanguageModel):
 
 
 class HiDreamTEModel(SeveralEncoders):
-    """The four encoders; a person's choice of layer is CLIP's."""
+    """The four encoders; that of all layers takes no choice of one."""
 
     parts: ClassVar[tuple[str, ...]] = PARTS
     without_layer: ClassVar[tuple[str, ...]] = ("t5xxl", LLAMA)

@@ -178,7 +178,7 @@ class LlamaModel(LanguageModel):
 
 
 class HunyuanVideoClipModel(SeveralEncoders):
-    """Both encoders; a person's choice of layer is CLIP's."""
+    """Both encoders."""
 
     parts: ClassVar[tuple[str, ...]] = ("clip_l", NAME)
     without_layer: ClassVar[tuple[str, ...]] = (NAME,)

@@ -85,7 +85,7 @@ class Kandinsky5TokenizerImage(Kandinsky5Tokenizer):
 
 
 class Kandinsky5TEModel(SeveralEncoders):
-    """Both encoders; a person's choice of layer is CLIP's."""
+    """Both encoders."""
 
     parts: ClassVar[tuple[str, ...]] = ("clip_l", QWEN25_7B)
     without_layer: ClassVar[tuple[str, ...]] = (QWEN25_7B,)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from comfy.devices import formulas
 from comfy.text_encoders.encoder import SDClipModel
 from comfy.text_encoders.tokenizer import SDTokenizer
 
@@ -55,7 +56,8 @@ class SeveralEncoders(nn.Module):
 
     Attributes:
         parts: Names of the attributes. Weights that no mark tells are the last one's.
-        without_layer: Encoders whose layer a person's choice of CLIP's layer leaves as it is.
+        without_layer: Encoders that by the model's paper keep their layer whatever a person chooses
+            for CLIP; by default the choice is that of every encoder with so many layers.
         dtypes: Types in which weights are kept.
     """
 
@@ -74,8 +76,9 @@ class SeveralEncoders(nn.Module):
     def set_clip_options(self, options: Mapping[str, Any]) -> None:
         """See SDClipModel; for all."""
         others = {name: value for name, value in options.items() if name != "layer"}
+        keeping = self.without_layer if formulas.as_published() else ()
         for name, encoder in self.present().items():
-            encoder.set_clip_options(others if name in self.without_layer else options)
+            encoder.set_clip_options(others if name in keeping else options)
 
     def reset_clip_options(self) -> None:
         """See SDClipModel; for all."""

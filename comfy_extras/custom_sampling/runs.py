@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -148,6 +149,8 @@ class Guider_DualCFG(guidance.CFGGuider):
 
     regular: negative + (middle - negative) * cfg2 + (positive - middle) * cfg1;
     nested: the result of (positive, middle) at cfg1 guided against the negative one at cfg2.
+    Guidance hooks of the model act on the first of these differences that is made: between negative
+    and middle, or between middle and positive; the other one is plain.
     """
 
     cfg1, cfg2, nested = 1.0, 1.0, False
@@ -173,48 +176,29 @@ class Guider_DualCFG(guidance.CFGGuider):
         x: Tensor,
         timestep: Tensor,
         model_options: dict[str, Any] | None = None,
-        seed: int | None = None,
+        seed: int | None = None,  # noqa: ARG002 - goes with the options
     ) -> Tensor:
         """Clean estimate under both scales."""
         options = model_options or {}
-        names = ("negative", "middle", "positive")
-        conds = [self.conds.get(name) for name in names]
-        if self.nested:
-            return self._nested(x, timestep, conds, options, seed)
-        if self.cfg2 == 1.0 and options.get("disable_cfg1_optimization", False) is False:
+        conds = [self.conds.get(name) for name in ("negative", "middle", "positive")]
+        may_skip = options.get("disable_cfg1_optimization", False) is False
+        if not self.nested and math.isclose(self.cfg2, 1.0) and may_skip:
             conds[0] = None
-            if self.cfg1 == 1.0:
+            if math.isclose(self.cfg1, 1.0):
                 conds[1] = None
-        negative, middle, positive = batching.calc_cond_batch(
-            self.inner_model, conds, x, timestep, options
-        )
-        inner = guidance.cfg_function(
-            self.inner_model, positive, middle, self.cfg1, x, timestep, options,
-            cond=conds[2], uncond=conds[1],
+        network = self.inner_model
+        negative, middle, positive = batching.calc_cond_batch(network, conds, x, timestep, options)
+        if self.nested:
+            inner = guidance.cfg_function(
+                network, positive, middle, self.cfg1, x, timestep, options,
+                cond=conds[2], uncond=conds[1],
+            )  # fmt: skip
+            return negative + (inner - negative) * self.cfg2
+        outer = guidance.cfg_function(
+            network, middle, negative, self.cfg2, x, timestep, options,
+            cond=conds[1], uncond=conds[0],
         )  # fmt: skip
-        if conds[0] is None:
-            return inner
-        return inner + (middle - negative) * self.cfg2 + negative - middle
-
-    def _nested(
-        self,
-        x: Tensor,
-        timestep: Tensor,
-        conds: list[Any],
-        options: dict[str, Any],
-        seed: int | None,  # noqa: ARG002 - goes with the options
-    ) -> Tensor:
-        negative, middle, positive = batching.calc_cond_batch(
-            self.inner_model, conds, x, timestep, options
-        )
-        inner = guidance.cfg_function(
-            self.inner_model, positive, middle, self.cfg1, x, timestep,
-            model_options={}, cond=conds[2], uncond=conds[1],
-        )  # fmt: skip
-        return guidance.cfg_function(
-            self.inner_model, inner, negative, self.cfg2, x, timestep,
-            model_options=options, cond=conds[2], uncond=conds[0],
-        )  # fmt: skip
+        return outer + (positive - middle) * self.cfg1
 
 
 class DualCFGGuider(io.ComfyNode):
