@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy.text_encoders.weighting import INTERPRETATIONS
+from comfy.text_encoders.weighting import INTERPRETATION_TEXT, INTERPRETATIONS
 from comfy_api.latest import ComfyExtension, io
 
 
@@ -17,10 +17,7 @@ class CLIPSetWeightInterpretation(io.ComfyNode):
             node_id="CLIPSetWeightInterpretation",
             display_name="CLIP Set Weight Interpretation",
             category="conditioning",
-            description=(
-                "default: away from the empty text; A1111: scaled, the mean kept; down-weight: the "
-                "heaviest stays as it is and the rest fades; none: weights are read and ignored."
-            ),
+            description=INTERPRETATION_TEXT,
             inputs=[
                 io.Clip.Input("clip"),
                 io.Combo.Input("interpretation", options=list(INTERPRETATIONS)),

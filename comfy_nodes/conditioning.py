@@ -10,10 +10,22 @@ import torch
 from torch import Tensor
 
 import node_helpers
+from comfy.text_encoders.weighting import INTERPRETATION_TEXT, INTERPRETATIONS
 from comfy_nodes.limits import MAX_RESOLUTION
 
 Conditioning = list[list[Any]]
 STRENGTH = ("FLOAT", {"default": 1.0, "min": 0.0, "max": 10.0, "step": 0.01})
+OWN_INTERPRETATION = "from clip"
+
+
+def interpretation_input() -> tuple[list[str], dict[str, Any]]:
+    """Declaration of what weights in a text do, which few people change."""
+    tooltip = (
+        "What weights such as (word:1.2) do. from clip: what was set for the text encoder; "
+        f"{INTERPRETATION_TEXT}"
+    )
+    choices = [OWN_INTERPRETATION, *INTERPRETATIONS]
+    return choices, {"default": OWN_INTERPRETATION, "advanced": True, "tooltip": tooltip}
 
 
 class CLIPTextEncode:
@@ -30,7 +42,8 @@ class CLIPTextEncode:
             "required": {
                 "text": ("STRING", text),
                 "clip": ("CLIP", {"tooltip": "Text encoder that reads the text."}),
-            }
+            },
+            "optional": {"weight_interpretation": interpretation_input()},
         }
 
     RETURN_TYPES = ("CONDITIONING",)
@@ -39,9 +52,14 @@ class CLIPTextEncode:
     CATEGORY = "conditioning"
     DESCRIPTION = "Encodes a text with a CLIP model, to guide the diffusion model."
 
-    def encode(self, clip: Any, text: str) -> tuple[Conditioning]:
+    def encode(
+        self, clip: Any, text: str, weight_interpretation: str = OWN_INTERPRETATION
+    ) -> tuple[Conditioning]:
         """Encodes one text.
 
+        Args:
+            weight_interpretation: What weights in the text do; `OWN_INTERPRETATION` for what was
+                set for the encoder.
         Raises:
             RuntimeError: The CLIP input is empty, as with a checkpoint that holds no text encoder.
         """
@@ -50,6 +68,9 @@ class CLIPTextEncode:
                 "the CLIP input is empty: the checkpoint it comes from holds no text encoder; "
                 "load one with a Load CLIP node"
             )
+        if weight_interpretation != OWN_INTERPRETATION:
+            clip = clip.clone()
+            clip.weight_interpretation = weight_interpretation
         tokens = clip.tokenize(text)
         return (clip.encode_from_tokens_scheduled(tokens),)
 

@@ -54,6 +54,12 @@ INTERPRETATIONS: dict[str, Weighting] = {
 }
 
 
+INTERPRETATION_TEXT = (
+    "default: away from the empty text; A1111: scaled, the mean kept; down-weight: the heaviest "
+    "stays as it is and the rest fades; none: weights are read and ignored."
+)
+
+
 def interpretation(name: str) -> Weighting:
     """An interpretation by name; raises ValueError with the known ones."""
     if name not in INTERPRETATIONS:

@@ -148,6 +148,27 @@ def bits_of(server: ServerProcess, prompt: dict[str, Any]) -> list[bytes]:
     return [Image.open(io.BytesIO(file)).tobytes() for file in files]
 
 
+def read_as(text: str, **interpretation: str) -> dict[str, Any]:
+    prompt = small_prompt(text=text, seed=6)
+    prompt["2"]["inputs"] |= {f"weight_{name}": value for name, value in interpretation.items()}
+    return prompt
+
+
+def test_what_weights_in_a_text_do_can_be_chosen_for_each_text(server: ServerProcess) -> None:
+    weighted, text = "a (red:1.7) circle", "a red circle"
+    usual = bits_of(server, read_as(weighted))
+    by_name = [
+        bits_of(server, read_as(weighted, interpretation=name))
+        for name in ("from clip", "default", "A1111", "down-weight", "none")
+    ]
+    assert by_name[:2] == [usual, usual]
+    assert by_name[4] == bits_of(server, read_as(text))
+    assert len({picture for (picture,) in by_name}) == 4
+    status, answer = server.post("/prompt", {"prompt": read_as(text, interpretation="louder")})
+    assert status == 400
+    assert answer["node_errors"]["2"]["errors"][0]["type"] == "value_not_in_list"
+
+
 def of_batch(*picked: int, sampler_name: str = "euler") -> dict[str, Any]:
     """The prompt for a batch of three, or for the first and the number of pictures of it."""
     prompt = small_prompt(seed=4, sampler_name=sampler_name)
