@@ -10,6 +10,7 @@ from torch import Tensor
 
 import node_helpers
 from comfy import resize
+from comfy.devices import formulas
 from comfy_api.latest import ComfyExtension, io
 from comfy_nodes.image import resized
 from comfy_nodes.picture_basics import colours_of, masks_of
@@ -31,7 +32,11 @@ def _over(a: Layer, b: Layer, colour: Tensor) -> Layer:
 
 
 def _overlay(a: Layer, b: Layer) -> Layer:
-    light = a.alpha * b.alpha - 2 * (b.alpha - b.colour) * (a.alpha - a.colour)
+    if formulas.as_published():
+        dark = (b.alpha - b.colour) * (a.alpha - a.colour)
+    else:  # what a layer lacks is counted from the other's alpha; alike where both are opaque
+        dark = (b.alpha - a.colour) * (a.alpha - b.colour)
+    light = a.alpha * b.alpha - 2 * dark
     mixed = torch.where(2 * b.colour < b.alpha, 2 * a.colour * b.colour, light)
     return _over(a, b, mixed)
 

@@ -181,7 +181,7 @@ def _ordered(full: Image.Image, palette: Image.Image, order: int) -> Image.Image
     rows, columns = values.shape[:2]
     repeats = (-(-rows // order), -(-columns // order))
     tiled = np.tile(pattern, repeats)[:rows, :columns, None]
-    shifted = np.clip(values + tiled, 0, 255).astype(np.uint8)
+    shifted = np.clip(values + tiled + 0.5, 0, 255).astype(np.uint8)  # rounded
     return Image.fromarray(shifted).quantize(palette=palette, dither=Image.Dither.NONE)
 
 

@@ -78,11 +78,14 @@ def _joined(group: list[Latent]) -> Latent:
         )
         for item in group
     ]
-    return {
+    joined: Latent = {
         "samples": torch.cat([item["samples"] for item in group]),
-        "noise_mask": torch.cat(masks),
         "batch_index": [index for item in group for index in item["batch_index"]],
     }
+    mask = torch.cat(masks)
+    if bool((mask != 1).any()):  # else it would only cost time
+        joined["noise_mask"] = mask
+    return joined
 
 
 class ImageRebatch(io.ComfyNode):

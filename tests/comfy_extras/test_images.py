@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -169,6 +170,32 @@ def test_over_with_an_opaque_source_is_the_source() -> None:
     assert mask.sum() == 0
 
 
+@pytest.mark.parametrize("published", [False, True])
+def test_overlay_of_transparent_layers(published: bool, request: pytest.FixtureRequest) -> None:
+    if published:
+        request.getfixturevalue("paper_formulas")
+    a, b = picture(), picture(channels=4)[..., 1:]
+    alphas = torch.full((1, 6, 8), 0.75), torch.full((1, 6, 8), 0.5)
+    image, mask = nodes_compositing.PorterDuffImageComposite.execute(
+        a, 1 - alphas[0], b, 1 - alphas[1], "OVERLAY"
+    ).args
+    for place in range(48):
+        row, column, channel = place // 8, place % 8, place % 3
+        above, below = (
+            float(a[0, row, column, channel]) * 0.75,
+            float(b[0, row, column, channel]) / 2,
+        )
+        if 2 * below < 0.5:
+            mixed = 2 * above * below
+        elif published:
+            mixed = 0.75 * 0.5 - 2 * (0.5 - below) * (0.75 - above)
+        else:
+            mixed = 0.75 * 0.5 - 2 * (0.5 - above) * (0.75 - below)
+        expected = min(max(mixed / 0.875, 0.0), 1.0)
+        assert float(image[0, row, column, channel]) == pytest.approx(expected, abs=1e-6)
+    torch.testing.assert_close(mask, torch.full((1, 6, 8), 0.125))
+
+
 # -- post-processing -----------------------------------------------------------------------------
 
 
@@ -199,6 +226,27 @@ def test_a_radius_larger_than_the_picture_is_no_error() -> None:
 def test_quantising_leaves_few_colours(dither: str) -> None:
     made = nodes_post_processing.Quantize.execute(picture(32, 32), 4, dither)[0]
     assert len(made.reshape(-1, 3).unique(dim=0)) <= 4
+
+
+BAYER = [
+    [0.0, 8.0, 2.0, 10.0],
+    [12.0, 4.0, 14.0, 6.0],
+    [3.0, 11.0, 1.0, 9.0],
+    [15.0, 7.0, 13.0, 5.0],
+]
+
+
+def test_ordered_dithering_rounds_to_the_nearest_value() -> None:
+    shown = (picture(64, 64)[0] * 255).to(torch.uint8)
+    full = Image.fromarray(shown.numpy())
+    palette = full.quantize(colors=15)
+    offsets = (torch.tensor(BAYER) - 7.5) / 16 * (2 * 256 / 15)
+    moved = shown.double() + offsets.double().repeat(16, 16).unsqueeze(-1)
+    moved = torch.floor(moved + 0.5).clamp(0, 255).to(torch.uint8)
+    few = Image.fromarray(moved.numpy()).quantize(palette=palette, dither=Image.Dither.NONE)
+    expected = torch.from_numpy(np.array(few.convert("RGB")))
+    made = nodes_post_processing.Quantize.execute(picture(64, 64), 15, "bayer-4")[0][0]
+    assert torch.equal((made * 255).round().to(torch.uint8), expected)
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,14 @@ def test_rebatching_starts_a_new_batch_where_the_size_changes() -> None:
     assert [latent["batch_index"] for latent in made] == [[0, 1], [2], [3, 4]]
 
 
+def test_rebatched_latents_have_a_noise_mask_only_where_something_is_kept() -> None:
+    plain, masked = {"samples": torch.zeros(3, 4, 8, 8)}, {"samples": torch.zeros(1, 4, 8, 8)}
+    masked["noise_mask"] = torch.zeros(1, 1, 64, 64)
+    made = nodes_rebatch.LatentRebatch.execute([plain, masked], [2])[0]
+    assert ["noise_mask" in latent for latent in made] == [False, True]
+    assert made[1]["noise_mask"].mean() == 0.5
+
+
 RAMP = torch.arange(64.0).reshape(8, 8) / 64
 NOISE_MASKS: dict[str, tuple[torch.Tensor, tuple[int, ...], list[int]]] = {
     # given for three latents -> shape for one, which of the given ones each latent has
