@@ -23,14 +23,15 @@ SMALLEST_TILE = 32  # pixels
 def random_divisor(value: int, min_value: int, max_options: int = 1) -> int:
     """Number of parts of a length: one of the largest `max_options`, parts of at least min_value.
 
-    Drawn from the global generator.
+    Drawn from the global generator; the last of them is drawn by the published rule only.
     """
     smallest = min(min_value, value)
     parts = [value // size for size in range(smallest, value + 1) if value % size == 0]
     parts = parts[:max_options]
     if len(parts) < 2:
         return parts[0]
-    return parts[int(torch.randint(0, len(parts) - 1, size=(1,)))]
+    drawn = len(parts) if formulas.as_published() else len(parts) - 1
+    return parts[int(torch.randint(0, drawn, size=(1,)))]
 
 
 class Tiling:

@@ -27,11 +27,17 @@ def perp_neg(
     neg_scale: float,
     cond_scale: float,
 ) -> Tensor:
-    """Guided estimate: the negative direction counts only across the positive one."""
+    """Guided estimate: the negative direction counts only across the positive one.
+
+    That is the direction of the whole batch, as it has always been; by the paper an item's own.
+    """
     positive = noise_pred_pos - noise_pred_nocond
     negative = noise_pred_neg - noise_pred_nocond
-    length = torch.norm(positive) ** 2
-    share = (negative * positive).sum() / torch.where(length == 0, 1.0, length)
+    product, square = (negative * positive).sum(), torch.norm(positive) ** 2
+    if formulas.as_published():
+        axes = tuple(range(1, positive.ndim))
+        product, square = ((v * positive).sum(axes, keepdim=True) for v in (negative, positive))
+    share = product / torch.where(square == 0, 1.0, square)
     along = share * positive
     return noise_pred_nocond + cond_scale * (positive - (negative - along) * neg_scale)
 

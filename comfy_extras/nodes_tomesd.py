@@ -1,6 +1,6 @@
 """Token merging: self-attention asks for fewer tokens, similar ones averaged.
 
-The paper merges keys and values too. Here each merged query still sees all of them, as in the
+The paper merges keys and values too. By default each merged query still sees all of them, as in the
 pictures people have: it saves less and loses less.
 Source: Bolya and Hoffman 2023, https://arxiv.org/abs/2303.17604.
 """
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfy.devices import formulas
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
 
@@ -105,14 +106,19 @@ class Merging:
     def merge(
         self, q: Tensor, k: Tensor, v: Tensor, extra_options: dict[str, Any]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs of an attention with fewer queries."""
+        """Inputs of an attention with fewer queries; by the paper fewer keys and values, too."""
         height, width = extra_options["original_shape"][-2:]
         shrink = math.ceil(math.sqrt(height * width // q.shape[1]))
         self._merge = None
         if shrink <= MAX_DOWNSAMPLE:
             rows, columns = math.ceil(height / shrink), math.ceil(width / shrink)
             self._merge = plan_merge(q, rows, columns, self.ratio)
-        return (q if self._merge is None else self._merge.apply(q)), k, v
+        plan = self._merge
+        if plan is None:
+            return q, k, v
+        if formulas.as_published():
+            k, v = plan.apply(k), plan.apply(v)
+        return plan.apply(q), k, v
 
     def spread(self, out: Tensor, extra_options: Any) -> Tensor:
         """The result for every token."""

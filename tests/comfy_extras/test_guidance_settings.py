@@ -271,7 +271,11 @@ def test_guidance_by_three_lists_at_any_scale(
         near(regular, c + (b - c) * second + (a - b) * first, "regular", first, second)
         near(nested, c + second * (b + first * (a - b) - c), "nested", first, second)
         positive, negative = a - c, b - c
-        across = negative - (positive * negative).sum() / (positive**2).sum() * positive
+        axes = tuple(range(1, x.ndim))
+        along = (positive * negative).sum(axes, keepdim=True) / (positive**2).sum(
+            axes, keepdim=True
+        )
+        across = negative - along * positive
         expected = c + first * (positive - second * across)
         guider = nodes_perpneg.PerpNegGuider.execute(model, *texts, first, second)[0]
         near(guider, expected, "guider", first, second)

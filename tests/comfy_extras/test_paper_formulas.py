@@ -21,6 +21,7 @@ from comfy_extras import (
     nodes_hypertile,
     nodes_model_advanced,
     nodes_perpneg,
+    nodes_tomesd,
     nodes_video_model,
 )
 from tests.comfy.sampling.support import ClosedFormModel, TestModel, conditioning, patcher
@@ -149,8 +150,8 @@ def test_tiles_are_drawn_for_both_sides(size: tuple[int, int], swap: int, publis
     counts = []
     for side in (rows, columns):
         parts = [side // least for least in range(4, side + 1) if side % least == 0][:swap]
-        last = len(parts) - 1
-        counts.append(parts[int(torch.randint(0, last, (1,)))] if last > 0 else parts[0])
+        drawn = len(parts) if published else len(parts) - 1  # which leaves the last out
+        counts.append(parts[int(torch.randint(0, drawn, (1,)))] if len(parts) > 1 else parts[0])
     grid = np.arange(rows * columns).reshape(rows, columns)
     tiles = [
         tile.ravel() for band in np.split(grid, counts[0]) for tile in np.split(band, counts[1], 1)
@@ -159,6 +160,43 @@ def test_tiles_are_drawn_for_both_sides(size: tuple[int, int], swap: int, publis
     for part in divided:
         assert torch.equal(part, expected)
     assert torch.equal(tiling.join(divided[0], {}), x)
+
+
+def across(vector: Tensor, other: Tensor, published: bool) -> Tensor:
+    """What is left of a vector without its part along another: of each item, or of the batch."""
+    pairs = [(vector, other)] if not published else list(zip(vector, other))
+    left = [v - (v * o).sum() / (o * o).sum() * o for v, o in pairs]
+    return left[0] if not published else torch.stack(left)
+
+
+def test_the_negative_direction_is_that_of_the_batch_or_of_an_item(published: bool) -> None:
+    x, a, b, c = draws((3, 4, 5, 6), 1.0, 2.0, 3.0, 1.0)
+    made = nodes_perpneg.perp_neg(x, a, b, c, 0.7, SCALE)
+    wanted = c.double() + SCALE * (
+        (a - c).double() - 0.7 * across((b - c).double(), (a - c).double(), published)
+    )
+    near(made.double().numpy(), wanted.numpy())
+
+
+def test_tokens_are_merged_for_queries_alone_or_for_keys_and_values_too(published: bool) -> None:
+    q, k, v = draws((2, 6 * 8, 5), 1.0, 1.0, 1.0)
+    merging = nodes_tomesd.Merging(0.4)
+    fewer = merging.merge(q, k, v, {"original_shape": [2, 4, 6, 8]})
+    plan = merging._merge
+    assert plan is not None
+    assert fewer[0].shape == (2, 48 - int(48 * 0.4), 5)
+    if not published:
+        assert fewer[1] is k
+        assert fewer[2] is v
+        return
+    for whole, part in zip((q, k, v), fewer):
+        for item in range(2):
+            kept = whole[item, plan.sources[item, plan.kept[item]]]
+            assert torch.equal(part[item, : len(kept)], kept)
+            for place, target in enumerate(plan.targets[item].tolist()):
+                goes = plan.sources[item, plan.merged[item, plan.into[item] == place]]
+                mean = torch.cat([whole[item, target][None], whole[item, goes]]).mean(0)
+                torch.testing.assert_close(part[item, len(kept) + place], mean)
 
 
 def nothing_for_the_negative(name: str, texts: list[Any]) -> Any:
@@ -177,9 +215,7 @@ def test_at_scale_one_the_negative_counts_as_zeros_or_is_made(name: str, publish
     if not published:
         b = torch.zeros_like(b)
     if name == "PerpNeg":
-        positive, negative = a - c, b - c
-        across = negative - (positive * negative).sum() / (positive**2).sum() * positive
-        expected = c + positive - 0.8 * across
+        expected = c + (a - c) - 0.8 * across(b - c, a - c, published)
     else:
         expected = b + torch.linspace(2.5, 1.0, 3).double().reshape(-1, 1, 1, 1) * (a - b)
     near(estimate_of(two_lists(view, 1.0), x, SIGMA).numpy(), expected.numpy())

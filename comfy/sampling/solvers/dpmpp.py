@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfy.devices import formulas
 from comfy.sampling.noise import NoiseSampler
 from comfy.sampling.parameterisation import EXPLODING, split_ancestral
 from comfy.sampling.solvers.cfg_pp import UnconditionalCapture
@@ -149,7 +150,11 @@ def sample_dpmpp_2s_ancestral_cfg_pp(
     s_noise: float = 1.0,
     noise_sampler: NoiseSampler | None = None,
 ) -> Tensor:
-    """DPM-Solver++(2S) with CFG++ and fresh noise; levels are taken as variance exploding."""
+    """DPM-Solver++(2S) with CFG++ and fresh noise; levels are taken as variance exploding.
+
+    Pictures have been made with the unconditional estimate at the middle of the step in place of
+    that at its start, which leaves the step no order.
+    """
     capture = UnconditionalCapture(extra_args)
     run = Trajectory(model, sigmas, capture.extra_args, callback, disable)
     run.use_noise(x, noise_sampler)
@@ -162,8 +167,9 @@ def sample_dpmpp_2s_ancestral_cfg_pp(
             sigma_mid, half, whole = _halved_exploding_step(run, sigma, sigma_down)
             shifted = x + (denoised - capture.denoised)
             middle = run.denoise(shifted * half[0] + denoised * half[1], sigma_mid, report=False)
-            # The unconditional estimate is now that at sigma_mid.
-            x = (x + (denoised - capture.denoised)) * whole[0] + middle * whole[1]
+            if not formulas.as_published():
+                shifted = x + (denoised - capture.denoised)  # now that at sigma_mid
+            x = shifted * whole[0] + middle * whole[1]
         if sigma_next > 0:
             x = x + run.draw(sigma, sigma_next) * (s_noise * sigma_up)
     return x

@@ -20,6 +20,7 @@ from tests.comfy.sampling.gaussian import (
     DETERMINISTIC,
     NETWORKS,
     SPREAD,
+    STILL,
     WITHOUT_ORDER,
     GaussianDenoiser,
     error,
@@ -35,6 +36,16 @@ def test_a_solver_has_its_order(
     function = solvers.find(name).function
     errors = [error(function, kind, steps, **options) for steps in (40, 80)]
     assert seen_order(*errors) > expected - 0.2
+
+
+@pytest.mark.usefixtures("paper_formulas")
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_on_request_a_step_between_two_levels_keeps_to_one_unconditional_estimate(
+    kind: str,
+) -> None:
+    function = solvers.find("dpmpp_2s_ancestral_cfg_pp").function
+    errors = [error(function, kind, steps, **STILL) for steps in (40, 80)]
+    assert seen_order(*errors) > 1.8
 
 
 EVERY = {name for name, _, _ in DETERMINISTIC}
