@@ -1,0 +1,109 @@
+"""What the tables of options are written with: kinds of values, actions and groups of switches."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+from pathlib import Path
+from typing import Any
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+NO_EFFECT = "Accepted so that existing launch scripts keep working; has no effect here."
+
+
+class LatentPreviewMethod(enum.Enum):
+    """How the picture-in-progress of a sampler is made."""
+
+    NoPreviews = "none"
+    Auto = "auto"
+    Latent2RGB = "latent2rgb"
+    TAESD = "taesd"
+
+    @classmethod
+    def from_string(cls, value: str) -> LatentPreviewMethod | None:
+        """Returns the member spelled `value` on the command line, or None."""
+        return next((member for member in cls if member.value == value), None)
+
+
+class PerformanceFeature(enum.Enum):
+    """Opt-in speed options of `--fast` that may change results slightly."""
+
+    Fp16Accumulation = "fp16_accumulation"
+    Fp8MatrixMultiplication = "fp8_matrix_mult"
+    CublasOps = "cublas_ops"
+    AutoTune = "autotune"
+    CpuBf16 = "cpu_bf16"
+
+
+class FillAll(argparse.Action):
+    """Stores the given enum members; the bare flag stores all of them."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002  argparse's signature
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        setattr(namespace, self.dest, set(values) or set(PerformanceFeature))
+
+
+class FreeMemory(argparse.Action):
+    """Stores the first of up to two numbers of gigabytes; the bare flag stores 4."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if len(values) > 2:
+            parser.error(f"{option_string} takes at most two numbers, got {len(values)}")
+        setattr(namespace, self.dest, values[0] if values else 4.0)
+
+
+class Verbosity(argparse.Action):
+    """Stores the terminal's level, or that of a file named after it. The bare flag: DEBUG."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        level, *files = values or ["DEBUG"]
+        if level not in LOG_LEVELS or len(files) > 1:
+            parser.error(f"{option_string} takes a level ({', '.join(LOG_LEVELS)}) and a file")
+        if files:
+            namespace.log_files = [*namespace.log_files, (level, files[0])]
+        else:
+            setattr(namespace, self.dest, level)
+
+
+def switches(group: argparse._ActionsContainer, *rows: tuple[str, str]) -> None:
+    """Adds flags without a value: (flag, what it does)."""
+    for flag, text in rows:
+        group.add_argument(flag, action="store_true", help=text)
+
+
+def exclusive(group: argparse._ActionsContainer, *rows: tuple[str, str]) -> None:
+    """Adds flags of which at most one may be given: (flag, what it does)."""
+    switches(group.add_mutually_exclusive_group(), *rows)
+
+
+def readable_directory(text: str) -> str:
+    """A folder that exists, as an absolute path."""
+    folder = Path(text).expanduser()
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an existing directory; create it first")
+    return str(folder.resolve())
+
+
+def port_number(text: str) -> int:
+    """A TCP port; 0 asks for any free one."""
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port; expected 0 (any free one) to 65535")
+    return port
