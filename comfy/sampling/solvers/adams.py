@@ -73,10 +73,11 @@ def sample_lms(
     Source: Katherine Crowson's use of the classical method in sigma; Hairer et al., Solving ODEs I.
     """
     run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
+    levels = run.sigmas.cpu().numpy()
 
     def step(x: Tensor, slopes: list[Tensor]) -> Tensor:
-        start, end = run.levels[run.index : run.index + 2]
-        nodes = _newest(run.levels, run.index, order)
+        start, end = levels[run.index : run.index + 2]
+        nodes = _newest(levels, run.index, order)
         return x + _weighted(slopes, lagrange.integrals(nodes, start, end))
 
     return _integrate(run, x, step, order)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import integrate
 from torch import Tensor
 
 from comfy.sampling import noise_levels, schedules, solvers
@@ -261,12 +262,32 @@ def ipndm(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
     return model.at(x, sigmas[-2])
 
 
+def lms(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
+    slopes: list[Tensor] = []
+    for i, sigma, after in noisy_levels(sigmas):
+        slopes = [(x - model.at(x, sigma)) / sigma, *slopes][:4]
+        nodes = sigmas[[i - back for back in range(len(slopes))]]
+
+        total = torch.zeros(())
+        for j, slope in enumerate(slopes):
+            others = torch.cat([nodes[:j], nodes[j + 1 :]])
+
+            def basis(level: float, node: Tensor = nodes[j], others: Tensor = others) -> float:
+                return float(((level - others) / (node - others)).prod())
+
+            total = (
+                total + integrate.quad(basis, sigma, after, epsrel=1e-4, full_output=1)[0] * slope
+            )
+        x = x + total
+    return model.at(x, sigmas[-2])
+
+
 METHODS: dict[str, Callable[..., Tensor]] = {
     "ddpm": ddpm, "er_sde": er_sde, "dpmpp_3m_sde": dpmpp_3m_sde, "deis": deis,
     "sa_solver": sa_solver, "euler_ancestral": euler_ancestral, "dpm_2_ancestral": dpm_2_ancestral,
-    "dpmpp_2s_ancestral": dpmpp_2s_ancestral, "heunpp2": heunpp2, "ipndm": ipndm,
+    "dpmpp_2s_ancestral": dpmpp_2s_ancestral, "heunpp2": heunpp2, "ipndm": ipndm, "lms": lms,
 }  # fmt: skip
-WITHOUT_NOISE = ("deis", "heunpp2", "ipndm")
+WITHOUT_NOISE = ("deis", "heunpp2", "ipndm", "lms")
 EDM = ("EDM", {"sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5})
 ZERO_SNR = ("V_PREDICTION", {"zsnr": True})
 SD1, SD3, FLUX = ("EPS", {}), ("FLOW", {"shift": 3.0}), ("FLUX", {"shift": 1.15})
@@ -290,6 +311,8 @@ RUNS = [
     ("dpmpp_2s_ancestral", ZERO_SNR, "linear_quadratic", 8),
     ("heunpp2", ZERO_SNR, "sgm_uniform", 4),
     ("ipndm", ZERO_SNR, "exponential", 8),
+    # Uneven steps, where terms of a basis polynomial are far larger than their product.
+    ("lms", SD3, "linear_quadratic", 8),
 ]
 
 

@@ -30,7 +30,7 @@ AMPLIFIED = {
     "/p0.2/i0.8/d0.1/": (1e-4, 8e-3),
     "eps_sd15/SamplerDPMAdaptative/order3/rtol0.05/": (8e-4, 8e-4),
     # Weights of six slopes, large and of both signs.
-    "SamplerLMS/order6": (1.2e-4, 1.2e-4),
+    "SamplerLMS/order6": (5e-5, 5e-5),
 }  # fmt: skip
 """Part of a key: tolerance of the result, of the estimates on the way."""
 

@@ -21,7 +21,7 @@ amplified by guidance near clean levels."""
 AMPLIFIED = {
     # The network's last digit in the estimate at the midpoint (sampler_sensitivity.json) ...
     "dpm_2_ancestral": 2e-4, "heun": 8e-5, "res_multistep_ancestral": 8e-5,
-    "res_multistep_ancestral_cfg_pp": 6e-5, "dpmpp_2m_cfg_pp": 5e-5, "lms": 4e-5, "ipndm_v": 4e-5,
+    "res_multistep_ancestral_cfg_pp": 6e-5, "dpmpp_2m_cfg_pp": 5e-5, "ipndm_v": 4e-5,
     "dpmpp_2m_sde_heun": 4e-5, "dpmpp_2m_sde_heun_gpu": 4e-5, "seeds_3": 5e-5,
     "res_multistep_cfg_pp": 4e-5, "dpm_adaptive": 4e-5, "deis": 3e-5,
     # ... in the difference of three estimates ...
