@@ -8,7 +8,7 @@ Source: Devlin et al. 2018, https://arxiv.org/abs/1810.04805.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +17,11 @@ from torch.nn import functional as F
 
 from comfy import ops
 from comfy.nn import attention
+from comfy.nn.config import NetworkConfig
 
 
 @dataclass(frozen=True)
-class BertConfig:
+class BertConfig(NetworkConfig):
     """Sizes of one encoder; defaults are those of the Chinese RoBERTa of Hunyuan-DiT."""
 
     hidden_size: int = 1024
@@ -38,12 +39,6 @@ class BertConfig:
                 f"hidden_size {self.hidden_size} is not divisible by "
                 f"{self.num_attention_heads} attention heads"
             )
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> BertConfig:
-        """From a configuration file's entries; those of no concern here are left out."""
-        names = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in options.items() if name in names})
 
 
 class Embeddings(nn.Module):

@@ -8,7 +8,7 @@ Source: Radford et al. 2021, https://arxiv.org/abs/2103.00020.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from comfy import ops
 from comfy.nn import attention
+from comfy.nn.config import NetworkConfig
 
 DEFAULT_POSITIONS = 77
 
@@ -39,7 +40,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class ClipTextConfig:
+class ClipTextConfig(NetworkConfig):
     """Sizes of one text tower; defaults are those of CLIP ViT-L/14."""
 
     hidden_size: int = 768
@@ -60,12 +61,6 @@ class ClipTextConfig:
         if self.hidden_act not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise ValueError(f"unknown activation {self.hidden_act!r}; known: {known}")
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> ClipTextConfig:
-        """From a configuration file's entries; those of no concern here are left out."""
-        names = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in options.items() if name in names})
 
 
 class CLIPAttention(nn.Module):

@@ -8,7 +8,7 @@ Keys follow the published files: ``vision_model.embeddings``, ``vision_model.enc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from comfy import ops
 from comfy.ldm.clip.text import CLIPEncoder
+from comfy.nn.config import NetworkConfig
 
 CLIP_KIND, SIGLIP_KIND = "clip_vision_model", "siglip_vision_model"
 LLAVA_WIDTH = 4096  # of the language model that takes the projected patches
 
 
 @dataclass(frozen=True)
-class ClipVisionConfig:
+class ClipVisionConfig(NetworkConfig):
     """Sizes of one image tower; defaults are those of CLIP ViT-L/14.
 
     Attributes:
@@ -43,12 +44,6 @@ class ClipVisionConfig:
     model_type: str = CLIP_KIND
     projection_dim: int | None = None
     projector_type: str | None = None
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> ClipVisionConfig:
-        """From a configuration file's entries; those of no concern here are left out."""
-        names = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in options.items() if name in names})
 
     @property
     def is_siglip(self) -> bool:

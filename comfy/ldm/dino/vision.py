@@ -7,7 +7,7 @@ Source: Oquab et al. 2023, https://arxiv.org/abs/2304.07193.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from torch.nn import functional as F
 
 from comfy import ops
 from comfy.nn import attention
+from comfy.nn.config import NetworkConfig
 
 DINO_KIND = "dinov2"
 Parts = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class DinoConfig:
+class DinoConfig(NetworkConfig):
     """Sizes of one encoder; defaults are those of ViT-L/14.
 
     Attributes:
@@ -39,12 +40,6 @@ class DinoConfig:
     patch_size: int = 14
     layer_norm_eps: float = 1e-6
     use_swiglu_ffn: bool = False
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> DinoConfig:
-        """From a configuration's entries; those of no concern here are left out."""
-        names = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in options.items() if name in names})
 
 
 class Embeddings(nn.Module):

@@ -8,8 +8,7 @@ Source: HaCohen et al. 2026, https://arxiv.org/abs/2601.03233.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from comfy import ops
 from comfy.ldm.lightricks.av_layers import QK_EPS
 from comfy.ldm.lightricks.layers import CrossAttention, FeedForward, Options, normed
 from comfy.ldm.lightricks.rotations import LTXRopeType, Turn, angles, halves, neighbours
+from comfy.nn.config import NetworkConfig
 
 LONGEST = 4096  # tokens that rotations were made for
 FEWEST = 1024  # tokens of a text with its registers
@@ -27,7 +27,7 @@ RANGE_EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class ConnectorsConfig:
+class ConnectorsConfig(NetworkConfig):
     """Sizes of both connectors.
 
     Attributes:
@@ -43,12 +43,6 @@ class ConnectorsConfig:
     layers: int = 2
     registers: int = 128
     rope_type: str = "split"
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> ConnectorsConfig:
-        """From a configuration's entries; those of no concern here are left out."""
-        known = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in options.items() if name in known})
 
 
 class ConnectorBlock(nn.Module):

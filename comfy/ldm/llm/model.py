@@ -9,7 +9,7 @@ https://arxiv.org/abs/2503.19786.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from comfy import ops
 from comfy.ldm.common_dit import rms_norm
 from comfy.nn import attention
+from comfy.nn.config import NetworkConfig
 
 Intermediate = int | str | Sequence[int] | None
 
 
 @dataclass(frozen=True)
-class LLMConfig:
+class LLMConfig(NetworkConfig):
     """Sizes of one model; defaults are those of Qwen 3 4B.
 
     Attributes:
@@ -85,12 +86,6 @@ class LLMConfig:
                 f"rope_dims {list(self.rope_dims)} do not add up to half of head_dim "
                 f"{self.head_dim}"
             )
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> LLMConfig:
-        """From a configuration's entries; those of no concern here are left out."""
-        known = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in options.items() if name in known})
 
 
 class RMSNorm(nn.Module):

@@ -7,8 +7,8 @@ files: ``patch_embed.proj``, ``blocks.N.attn.qkv``, ``blocks.N.mlp``, ``merger.l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,13 +17,14 @@ from torch.nn import functional
 
 from comfy.ldm.llm.model import RMSNorm, rotate
 from comfy.nn import attention
+from comfy.nn.config import NetworkConfig
 
 THETA = 10000.0  # of the rotations
 NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class VisionConfig:
+class VisionConfig(NetworkConfig):
     """Sizes of one tower; defaults are those of Qwen 2.5 VL 7B.
 
     Attributes:
@@ -53,12 +54,6 @@ class VisionConfig:
                 f"hidden_size {self.hidden_size} does not give {self.num_heads} heads a number of "
                 "channels that four divides"
             )
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> VisionConfig:
-        """From a configuration's entries; those of no concern here are left out."""
-        known = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in options.items() if name in known})
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -21,6 +21,7 @@ from comfy import ops
 from comfy.ldm.clip.text import tanh_gelu
 from comfy.ldm.common_dit import rms_norm
 from comfy.nn import attention
+from comfy.nn.config import NetworkConfig
 
 BUCKETS, FARTHEST = 32, 128  # kinds of distance, and the distance from which all are one kind
 NORM_EPS = 1e-6
@@ -31,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class T5Config:
+class T5Config(NetworkConfig):
     """Sizes of one encoder; defaults are those of T5-XXL v1.1.
 
     Attributes:
@@ -54,12 +55,6 @@ class T5Config:
         if self.dense_act_fn not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise ValueError(f"unknown activation {self.dense_act_fn!r}; known: {known}")
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> T5Config:
-        """From a configuration file's entries; those of no concern here are left out."""
-        names = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in options.items() if name in names})
 
 
 class T5LayerNorm(nn.Module):
