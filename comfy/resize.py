@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from comfy.devices import memory
+from comfy.devices import formulas, memory
 
 COPIES = {"lanczos": 2, "bislerp": 8}
 """Times the result's size that making it takes, where that is more than the result."""
@@ -100,10 +100,26 @@ def bislerp(samples: Tensor, width: int, height: int) -> Tensor:
 def _slerp_axis(x: Tensor, length: int) -> Tensor:
     """Spherical interpolation of ``[B, C, H, W]`` along its last axis to a new length."""
     places = torch.arange(x.shape[-1], dtype=torch.float32, device=x.device)
-    places = F.interpolate(places[None, None, None], size=(1, length), mode="bilinear")[0, 0, 0]
+    places = _stretched(places, length)
     first = places.floor()
-    second = (first + 1).clamp_(max=x.shape[-1] - 1)
+    second = first + 1
+    if not formulas.as_published():
+        second = _interpolated_neighbours(x.shape[-1], length, x.device)
+    second = second.clamp(max=x.shape[-1] - 1)
     return slerp(x[..., first.long()], x[..., second.long()], places - first)
+
+
+def _interpolated_neighbours(old: int, new: int, device: torch.device) -> Tensor:
+    """The second place each new one lies between, as pictures had it: interpolated like the first
+    and rounded down. A place a rounding error below a power of two gets one too far.
+    """
+    neighbours = torch.arange(1, old + 1, dtype=torch.float32, device=device).clamp(max=old - 1)
+    return _stretched(neighbours, new).floor()
+
+
+def _stretched(line: Tensor, length: int) -> Tensor:
+    """Numbers in a row, interpolated to another count of them."""
+    return F.interpolate(line[None, None, None], size=(1, length), mode="bilinear")[0, 0, 0]
 
 
 def slerp(a: Tensor, b: Tensor, ratio: Tensor) -> Tensor:
@@ -116,8 +132,10 @@ def slerp(a: Tensor, b: Tensor, ratio: Tensor) -> Tensor:
     unit_b = torch.where(length_b == 0, 0.0, b / length_b)
     cosine = (unit_a * unit_b).sum(dim=1, keepdim=True)
     angle = torch.acos(cosine)
-    turned = torch.sin((1 - ratio) * angle) * unit_a + torch.sin(ratio * angle) * unit_b
-    turned = turned / torch.sin(angle) * (length_a * (1 - ratio) + length_b * ratio)
+    sine = torch.sin(angle)
+    turned = torch.sin((1 - ratio) * angle) / sine * unit_a
+    turned = turned + torch.sin(ratio * angle) / sine * unit_b
+    turned = turned * (length_a * (1 - ratio) + length_b * ratio)
     turned = torch.where(cosine > 1 - PARALLEL, a, turned)
     return torch.where(cosine < PARALLEL - 1, a * (1 - ratio) + b * ratio, turned)
 

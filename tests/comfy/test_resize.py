@@ -19,9 +19,7 @@ def test_common_upscale_agrees_with_the_reference(method, size, crop, golden_ten
     width, height = size
     actual = resize.common_upscale(golden[f"in/{name}"], width, height, method, crop)
     expected = golden[f"common_upscale/{method}/w{width}_h{height}/{crop}"]
-    # Rotations between nearly parallel vectors: the arc cosine loses digits near 1.
-    within = 1e-5 if method == "bislerp" else 1e-6
-    torch.testing.assert_close(actual, expected, rtol=0, atol=within)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
 
 def test_video_is_resized_frame_by_frame() -> None:
@@ -30,6 +28,20 @@ def test_video_is_resized_frame_by_frame() -> None:
     assert resized.shape == (2, 4, 3, 16, 20)
     frame = resize.common_upscale(video[:, :, 1], 20, 16, "bilinear", "disabled")
     torch.testing.assert_close(resized[:, :, 1], frame)
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_bislerp_just_below_a_cell_takes_the_neighbour_that_pictures_took(
+    published: bool, request: pytest.FixtureRequest
+) -> None:
+    """From 3 to 31 cells the middle one lies at 0.99999994, nearly all of what the second
+    neighbour is. That was the third cell, as 1.99999994 rounds to 2."""
+    if published:
+        request.getfixturevalue("paper_formulas")
+    directions = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]).T.reshape(1, 2, 1, 3)
+    resized = resize.bislerp(directions, 31, 1)
+    wanted = directions[..., 1 if published else 2]
+    torch.testing.assert_close(resized[..., 15], wanted, rtol=0, atol=1e-5)
 
 
 def test_bislerp_keeps_lengths_between_equally_long_vectors() -> None:
