@@ -8,32 +8,21 @@ Source: Agarwal et al. 2025, https://arxiv.org/abs/2501.03575.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
 from comfy import ops
-from comfy.ldm.common_dit import pad_to_patch_size
-from comfy.ldm.cosmos.predict2 import (
-    GPT2FeedForward,
-    PatchEmbed,
-    TimestepEmbedding,
-    mask_like,
-    modulation,
-    position_angles,
-    turn,
-)
+from comfy.ldm.cosmos.layers import GPT2FeedForward, TimestepEmbedding, modulation, turn
+from comfy.ldm.cosmos.transformer import CosmosConfig, CosmosTransformer, Options
 from comfy.nn import attention, patches
 from comfy.nn.timesteps import timestep_embedding
-from comfy.nn.wrappers import run_wrapped
 
 NORM_EPS = 1e-6
 USUAL_RATE = 24  # frames a second for which turns are not changed
 PLACES_EPS = 1e-6
-Options = dict[str, Any]
 
 
 class Attention(nn.Module):
@@ -196,168 +185,62 @@ class Places(nn.Module):
         return made.flatten(0, 2).to(like.dtype)
 
 
-class GeneralDIT(nn.Module):
+class GeneralDIT(CosmosTransformer):
     """Predicts a noisy video from a time and text tokens.
 
     Args:
-        max_img_h, max_img_w, max_frames: Largest latent there are learned places for.
-        in_channels: Of a latent, without the mask of padding that the network adds.
-        crossattn_emb_channels: Width of the text tokens.
-        adaln_lora_dim: Channels between a time and the changes of a layer.
-        rope_h_extrapolation_ratio, rope_w_extrapolation_ratio, rope_t_extrapolation_ratio: How far
-            positions are spread past those of the first training.
-        extra_per_block_abs_pos_emb: Whether layers add learned places.
+        sizes: As `CosmosConfig` has them.
     """
-
-    reads_patches = frozenset({"dit", patches.OUTPUT, patches.CROSS_OUTPUT})
 
     def __init__(
         self,
-        max_img_h: int = 240,
-        max_img_w: int = 240,
-        max_frames: int = 128,
-        in_channels: int = 16,
-        out_channels: int = 16,
-        patch_spatial: int = 2,
-        patch_temporal: int = 1,
-        concat_padding_mask: bool = True,
-        model_channels: int = 4096,
-        num_blocks: int = 28,
-        num_heads: int = 32,
-        mlp_ratio: float = 4.0,
-        crossattn_emb_channels: int = 1024,
-        use_adaln_lora: bool = True,
-        adaln_lora_dim: int = 256,
-        rope_h_extrapolation_ratio: float = 1.0,
-        rope_w_extrapolation_ratio: float = 1.0,
-        rope_t_extrapolation_ratio: float = 1.0,
-        extra_per_block_abs_pos_emb: bool = True,
         dtype: Any = None,
         device: Any = None,
         operations: Any = ops.disable_weight_init,
-        **_: Any,
+        **sizes: Any,
     ) -> None:
-        super().__init__()
-        if model_channels % num_heads or model_channels // num_heads % 2:
-            raise ValueError(
-                f"{model_channels} channels, which {num_heads} heads do not divide into pairs"
-            )
+        usual = {"model_channels": 4096, "num_heads": 32}
+        config = CosmosConfig.from_options({**usual, **sizes})
+        width, lora_dim = config.model_channels, config.lora_dim
         place = {"dtype": dtype, "device": device}
         parts = {"operations": operations, **place}
-        width, lora_dim = model_channels, adaln_lora_dim if use_adaln_lora else None
-        cell = patch_spatial**2 * patch_temporal
-        self.dtype, self.heads = dtype, num_heads
-        self.patch = (patch_temporal, patch_spatial, patch_spatial)
-        self.concat_padding_mask, self.has_lora = concat_padding_mask, use_adaln_lora
-        self.stretches = (
-            rope_t_extrapolation_ratio,
-            rope_h_extrapolation_ratio,
-            rope_w_extrapolation_ratio,
-        )
-        self.x_embedder = PatchEmbed((in_channels + concat_padding_mask) * cell, width, **parts)
+        super().__init__(config, **parts)
         self.extra_pos_embedder = None
-        if extra_per_block_abs_pos_emb:
-            largest = (max_frames, max_img_h, max_img_w)
-            sizes = [size // patch for size, patch in zip(largest, self.patch)]
-            self.extra_pos_embedder = Places(sizes, width, **place)
-        embedding = TimestepEmbedding(width, use_adaln_lora, **parts)
+        if config.extra_per_block_abs_pos_emb:
+            largest = (config.max_frames, config.max_img_h, config.max_img_w)
+            counts = [size // patch for size, patch in zip(largest, config.patch)]
+            self.extra_pos_embedder = Places(counts, width, **place)
+        embedding = TimestepEmbedding(width, config.use_adaln_lora, **parts)
         self.t_embedder = nn.Sequential(nn.Identity(), embedding)
+        text = config.crossattn_emb_channels
         self.blocks = nn.ModuleDict(
             {
                 f"block{number}": Block(
-                    width, num_heads, crossattn_emb_channels, mlp_ratio, lora_dim, **parts
+                    width, config.num_heads, text, config.mlp_ratio, lora_dim, **parts
                 )
-                for number in range(num_blocks)
+                for number in range(config.num_blocks)
             }
         )
-        self.final_layer = FinalLayer(width, cell * out_channels, lora_dim, **parts)
+        self.final_layer = FinalLayer(width, config.cell * config.out_channels, lora_dim, **parts)
         self.affline_norm = operations.RMSNorm(width, eps=NORM_EPS, **place)
 
-    def forward(
-        self,
-        x: Tensor,
-        timesteps: Tensor,
-        context: Tensor,
-        fps: Any = None,
-        padding_mask: Tensor | None = None,
-        transformer_options: Options | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Apply the network, through the wrappers of ``transformer_options``.
-
-        Args:
-            x: Noisy latent ``[B, C, T, H, W]``.
-            timesteps: Times ``[B]``.
-            context: Text tokens ``[B, L, D]``, zero where there is padding.
-            fps: Frames a second; None stands for those of the training.
-            padding_mask: 1 where there is no picture ``[B, 1, H, W]``; nowhere by default.
-        """
-        options = {} if transformer_options is None else transformer_options
-        return run_wrapped(
-            self._forward, self, "diffusion_model", options,
-            x, timesteps, context, fps, padding_mask, options, **kwargs,
-        )  # fmt: skip
-
-    def _forward(
-        self,
-        x: Tensor,
-        timesteps: Tensor,
-        context: Tensor,
-        fps: Any = None,
-        padding_mask: Tensor | None = None,
-        transformer_options: Options | None = None,
-        **_: Any,
-    ) -> Tensor:
-        options = {} if transformer_options is None else transformer_options
-        shown = x.shape[2:]
-        x = pad_to_patch_size(x, self.patch)
-        if self.concat_padding_mask:
-            x = torch.cat([x, mask_like(x, padding_mask)], dim=1)
-        sizes = [size // patch for size, patch in zip(x.shape[2:], self.patch)]
-        r, m, n = self.patch
-        cells = rearrange(x, "b c (t r) (h m) (w n) -> b (t h w) (c r m n)", r=r, m=m, n=n)
-        tokens = self.x_embedder(cells)
+    def embedded_time(self, timesteps: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Of times ``[B]``."""
         waves = timestep_embedding(timesteps, tokens.shape[-1]).to(tokens.dtype)[:, None]
         made = self.t_embedder(waves)
         vec, shared = (waves, made) if self.has_lora else (made, 0.0)
-        vec = self.affline_norm(vec)
-        head = tokens.shape[-1] // self.heads
-        pace = 1.0 if fps is None else USUAL_RATE / float(fps)
-        angles = position_angles(sizes, head, self.stretches, x.device, pace)
-        places = None if self.extra_pos_embedder is None else self.extra_pos_embedder(sizes, tokens)
-        tokens = self._run_blocks(tokens, vec, shared, context, (angles, places), options)
-        out = rearrange(
-            self.final_layer(tokens, vec, shared),
-            "b (t h w) (m n r c) -> b c (t r) (h m) (w n)",
-            t=sizes[0], h=sizes[1], r=r, m=m, n=n,
-        )  # fmt: skip
-        return out[:, :, : shown[0], : shown[1], : shown[2]]
+        return self.affline_norm(vec), shared
 
-    def _run_blocks(
-        self,
-        tokens: Tensor,
-        vec: Tensor,
-        shared: Tensor | float,
-        context: Tensor,
-        where: tuple[Tensor, Tensor | None],
-        options: Options,
-    ) -> Tensor:
-        table = (options.get("patches_replace") or {}).get("dit") or {}
-        options["total_blocks"], options["block_type"] = len(self.blocks), "double"
-        angles, places = where
-        for number, block in enumerate(self.blocks.values()):
-            options["block_index"] = number
+    def layers(self) -> Iterable[nn.Module]:
+        """See the base class."""
+        return self.blocks.values()
 
-            def original(args: Mapping[str, Any], block: nn.Module = block) -> Options:
-                told = args.get("transformer_options") or {}
-                given = (args["vec"], shared, args["txt"], args["pe"], places, told)
-                return {"img": block(args["img"], *given)}
+    def pace(self, fps: Any) -> float:
+        """Time from a frame to the next, in that of the training."""
+        return 1.0 if fps is None else USUAL_RATE / float(fps)
 
-            args = {"img": tokens, "txt": context, "vec": vec, "pe": angles}
-            args["transformer_options"] = options  # type: ignore[assignment]
-            replacement = table.get(("double_block", number))
-            if replacement is None:
-                tokens = original(args)["img"]
-            else:
-                tokens = replacement(args, {"original_block": original})["img"]
-        return tokens
+    def places(self, sizes: Sequence[int], tokens: Tensor) -> tuple[Tensor | None, ...]:
+        """Learned vectors of the cells, where the network has them."""
+        return (
+            None if self.extra_pos_embedder is None else self.extra_pos_embedder(sizes, tokens),
+        )
