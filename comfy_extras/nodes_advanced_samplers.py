@@ -25,7 +25,7 @@ class SamplerLCMUpscale(io.ComfyNode):
                     min=-1,
                     max=1000,
                     step=1,
-                    tooltip="After how many steps the full size is reached; -1: after all.",
+                    tooltip="Steps after which the full size is reached; -1: half of them.",
                 ),
                 io.Combo.Input("upscale_method", options=UPSCALE_METHODS),
             ],

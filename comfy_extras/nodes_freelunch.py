@@ -48,8 +48,18 @@ def structured_gain(h: Tensor, strength: float) -> Tensor:
 
 
 def freed(model: Any, b1: float, b2: float, s1: float, s2: float, gain: Gain) -> Any:
-    """A view of the model with FreeU in its two deepest decoder widths."""
-    width = model.model.model_config.unet_config["model_channels"]
+    """A view of the model with FreeU in its two deepest decoder widths.
+
+    Raises:
+        ValueError: Its network is no UNet.
+    """
+    config = model.model.model_config
+    width = config.unet_config.get("model_channels")
+    if width is None:
+        raise ValueError(
+            f"model: FreeU changes the decoder of a UNet (Stable Diffusion 1, 2, XL), which "
+            f"{type(config).__name__} does not have; take the node out"
+        )
     strengths = {width * 4: (b1, s1), width * 2: (b2, s2)}
 
     def patch(h: Tensor, skip: Tensor, transformer_options: Any) -> tuple[Tensor, Tensor]:

@@ -46,15 +46,17 @@ class CLIPTextEncodeLumina2(io.ComfyNode):
         return io.NodeOutput(clip.encode_from_tokens_scheduled(clip.tokenize(text)))
 
 
-def renormed(facts: Facts, channels: int, cfg_trunc: float, renorm_cfg: float) -> Tensor:
+def renormed(facts: Facts, channels: int | None, cfg_trunc: float, renorm_cfg: float) -> Tensor:
     """Input minus the guided estimate.
 
     Args:
-        channels: Channels that are guided; the others are those of the positive estimate.
+        channels: How many channels are guided (None: all); the others are those of the positive
+            estimate.
         cfg_trunc: Noise level from which on the positive estimate is taken as it is.
         renorm_cfg: Greatest norm of an item's estimate, in norms of its positive one; 0 for any.
     """
     positive, negative = facts["cond_denoised"], facts["uncond_denoised"]
+    channels = positive.shape[1] if channels is None else channels
     guided, rest = positive[:, :channels], positive[:, channels:]
     if float(facts["timestep"][0]) < cfg_trunc:
         base = negative[:, :channels]
@@ -86,7 +88,7 @@ class RenormCFG(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, cfg_trunc: float, renorm_cfg: float) -> io.NodeOutput:
-        channels = model.model.diffusion_model.in_channels
+        channels = getattr(model.model.diffusion_model, "in_channels", None)
         rule = partial(renormed, channels=channels, cfg_trunc=cfg_trunc, renorm_cfg=renorm_cfg)
         return io.NodeOutput(with_rule(model, rule))
 

@@ -167,6 +167,24 @@ def test_renormed_guidance() -> None:
     assert_same_but_rounding(made, items(renormed, COND, UNCOND))
 
 
+@pytest.mark.parametrize("says", [True, False])
+def test_all_channels_are_renormed_where_a_network_does_not_say_how_many(says: bool) -> None:
+    model = patcher(TestModel())
+    model.model.diffusion_model = torch.nn.Module()
+    if says:
+        model.model.diffusion_model.in_channels = SHAPE[1]
+    made = guided(nodes_lumina2.RenormCFG.execute(model, 100.0, 0.9)[0])
+    assert_same_but_rounding(made, items(renormed, COND, UNCOND))
+
+
+@pytest.mark.parametrize("node", [nodes_freelunch.FreeU, nodes_freelunch.FreeU_V2])
+def test_free_lunch_without_a_unet_is_refused_in_words(node: Any) -> None:
+    model = patcher(TestModel())
+    model.model.model_config = type("Flux", (), {"unet_config": {}})()
+    with pytest.raises(ValueError, match=r"UNet.*Flux does not have"):
+        node.execute(model, 1.3, 1.4, 0.9, 0.2)
+
+
 def test_momentum_of_projected_guidance() -> None:
     """The steps add up: g1, then g2 - 0.5 g1 (Sadat et al. 2024, equation 8)."""
     view = nodes_apg.APG.execute(patcher(TestModel()), 1.0, 0.0, -0.5)[0]
