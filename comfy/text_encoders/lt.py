@@ -18,7 +18,7 @@ from comfy.ldm.lightricks.connectors import Connectors, ConnectorsConfig
 from comfy.text_encoders.encoder import Chunk
 from comfy.text_encoders.language_model import LanguageModel
 from comfy.text_encoders.lumina2 import GEMMA3_CONFIG, PAD, START, GemmaTokenizer
-from comfy.text_encoders.tokenizer import SD1Tokenizer
+from comfy.text_encoders.tokenizer import TokenizerAlone
 
 GEMMA3_12B, CONNECTORS = "gemma3_12b", "ltx2_connectors"
 WIDTH, LAYERS = 3840, 48
@@ -57,15 +57,11 @@ class Gemma3_12BTokenizer(GemmaTokenizer):
         super().__init__(WIDTH, GEMMA3_12B, embedding_directory, tokenizer_data, True)
 
 
-class LTXAVGemmaTokenizer(SD1Tokenizer):
+class LTXAVGemmaTokenizer(TokenizerAlone):
     """Gemma 3's tokens under the encoder's name."""
 
-    def __init__(
-        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(
-            embedding_directory, tokenizer_data, GEMMA3_12B, Gemma3_12BTokenizer, name=GEMMA3_12B
-        )
+    encoder_name = GEMMA3_12B
+    pieces = Gemma3_12BTokenizer
 
 
 class Gemma3_12BModel(LanguageModel):

@@ -19,7 +19,7 @@ from comfy.text_encoders.encoder import SD1ClipModel, SDClipModel, keeping
 from comfy.text_encoders.pieces import read_pieces
 from comfy.text_encoders.sentencepiece_file import read_piece_file, tokenizer_of
 from comfy.text_encoders.t5_pieces import EMBEDDED, pieces_source
-from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
+from comfy.text_encoders.tokenizer import UNLIMITED, SDTokenizer, TokenizerAlone
 
 GEMMA2_2B, GEMMA3_4B = "gemma2_2b", "gemma3_4b"
 PAD, START = 0, 2
@@ -141,26 +141,18 @@ class Gemma3_4BTokenizer(GemmaTokenizer):
         super().__init__(2560, GEMMA3_4B, embedding_directory, tokenizer_data, True)
 
 
-class LuminaTokenizer(SD1Tokenizer):
+class LuminaTokenizer(TokenizerAlone):
     """Gemma 2's tokens under the encoder's name."""
 
-    def __init__(
-        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(
-            embedding_directory, tokenizer_data, GEMMA2_2B, Gemma2BTokenizer, name=GEMMA2_2B
-        )
+    encoder_name = GEMMA2_2B
+    pieces = Gemma2BTokenizer
 
 
-class NTokenizer(SD1Tokenizer):
+class NTokenizer(TokenizerAlone):
     """Gemma 3's tokens under the encoder's name."""
 
-    def __init__(
-        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(
-            embedding_directory, tokenizer_data, GEMMA3_4B, Gemma3_4BTokenizer, name=GEMMA3_4B
-        )
+    encoder_name = GEMMA3_4B
+    pieces = Gemma3_4BTokenizer
 
 
 class GemmaModel(SDClipModel):

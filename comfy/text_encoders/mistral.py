@@ -16,7 +16,7 @@ from comfy.text_encoders.encoder import Chunk, keeping
 from comfy.text_encoders.language_model import LanguageModel, LanguageModelAlone
 from comfy.text_encoders.t5_pieces import DATA_ENTRY
 from comfy.text_encoders.tekken import EMBEDDED, PAD, START, TekkenPieces
-from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
+from comfy.text_encoders.tokenizer import UNLIMITED, ConversationTokenizer, SDTokenizer
 
 NAME = "mistral3_24b"
 TAKEN = (10, 20, 30)  # layers whose inputs are taken
@@ -71,25 +71,12 @@ def _pieces_source(data: Mapping[str, Any]) -> str | bytes | None:
     return held if held is not None else data.get(DATA_ENTRY)
 
 
-class Flux2Tokenizer(SD1Tokenizer):
+class Flux2Tokenizer(ConversationTokenizer):
     """Puts the text into a conversation; weights in parentheses have no meaning there."""
 
-    def __init__(
-        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(embedding_directory, tokenizer_data, NAME, MistralTokenizer, name=NAME)
-
-    def tokenize_with_weights(
-        self,
-        text: str,
-        return_word_ids: bool = False,
-        llama_template: str | None = None,
-        **kwargs: Any,
-    ) -> dict[str, list[list[tuple[Any, ...]]]]:
-        """Chunks of tokens by encoder name."""
-        whole = (llama_template or TEMPLATE).replace("{}", text)
-        kwargs["disable_weights"] = True
-        return super().tokenize_with_weights(whole, return_word_ids, **kwargs)
+    encoder_name = NAME
+    pieces = MistralTokenizer
+    template = TEMPLATE
 
 
 class ThreeLayers(DecoderLLM):

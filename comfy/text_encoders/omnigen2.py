@@ -15,7 +15,7 @@ from torch import nn
 from comfy.text_encoders.encoder import keeping
 from comfy.text_encoders.language_model import LanguageModel, LanguageModelAlone
 from comfy.text_encoders.qwen import PAD, QwenTokenizer
-from comfy.text_encoders.tokenizer import SD1Tokenizer
+from comfy.text_encoders.tokenizer import ConversationTokenizer
 
 NAME = "qwen25_3b"
 WIDTH = 2048
@@ -37,28 +37,13 @@ class _Tokenizer(QwenTokenizer):
         super().__init__(embedding_directory, tokenizer_data, WIDTH, NAME)
 
 
-class Omnigen2Tokenizer(SD1Tokenizer):
+class Omnigen2Tokenizer(ConversationTokenizer):
     """Qwen's tokens of the text in its conversation."""
 
-    def __init__(
-        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(embedding_directory, tokenizer_data, NAME, _Tokenizer, name=NAME)
-
-    def tokenize_with_weights(
-        self,
-        text: str,
-        return_word_ids: bool = False,
-        llama_template: str | None = None,
-        **kwargs: Any,
-    ) -> dict[str, list[list[tuple[Any, ...]]]]:
-        """Chunks of tokens by encoder name.
-
-        Args:
-            llama_template: A conversation with ``{}`` for the text, in place of the usual one.
-        """
-        whole = (llama_template or TEMPLATE).replace("{}", text)
-        return super().tokenize_with_weights(whole, return_word_ids, **kwargs)
+    encoder_name = NAME
+    pieces = _Tokenizer
+    template = TEMPLATE
+    weighs = True
 
 
 class Qwen25_3BModel(LanguageModel):

@@ -13,7 +13,7 @@ from torch import nn
 from comfy.text_encoders.encoder import Chunk, keeping
 from comfy.text_encoders.language_model import LanguageModel, LanguageModelAlone
 from comfy.text_encoders.qwen import PAD, QwenTokenizer
-from comfy.text_encoders.tokenizer import SD1Tokenizer
+from comfy.text_encoders.tokenizer import ConversationTokenizer
 
 NAME = "qwen3_2b"
 WIDTH = 2048
@@ -40,25 +40,12 @@ class Qwen3Tokenizer(QwenTokenizer):
         self.min_length = MIN_LENGTH
 
 
-class OvisTokenizer(SD1Tokenizer):
+class OvisTokenizer(ConversationTokenizer):
     """Puts the text into a conversation; weights in parentheses have no meaning there."""
 
-    def __init__(
-        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(embedding_directory, tokenizer_data, NAME, Qwen3Tokenizer, name=NAME)
-
-    def tokenize_with_weights(
-        self,
-        text: str,
-        return_word_ids: bool = False,
-        llama_template: str | None = None,
-        **kwargs: Any,
-    ) -> dict[str, list[list[tuple[Any, ...]]]]:
-        """Chunks of tokens by encoder name."""
-        whole = (llama_template or TEMPLATE).replace("{}", text)
-        kwargs["disable_weights"] = True
-        return super().tokenize_with_weights(whole, return_word_ids, **kwargs)
+    encoder_name = NAME
+    pieces = Qwen3Tokenizer
+    template = TEMPLATE
 
 
 class Ovis25_2BModel(LanguageModel):

@@ -21,7 +21,7 @@ from comfy.text_encoders.encoder import Chunk, SD1ClipModel, keeping
 from comfy.text_encoders.language_model import LanguageModel, LanguageModelAlone
 from comfy.text_encoders.pieces import read_pieces
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, package_folders
-from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
+from comfy.text_encoders.tokenizer import UNLIMITED, ConversationTokenizer, SDTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -139,13 +139,12 @@ class _Qwen25Tokenizer(QwenTokenizer):
         super().__init__(embedding_directory, tokenizer_data, 3584, QWEN25_7B)
 
 
-class TemplateTokenizer(SD1Tokenizer):
-    """Puts the text into a conversation; weights in parentheses have no meaning there.
+class TemplateTokenizer(ConversationTokenizer):
+    """Puts the text into a conversation that may have pictures in it.
 
     A text that begins with a conversation's mark is taken as it is.
     """
 
-    template = "{}"
     picture_template: str | None = None  # of encoders that look at pictures
 
     def tokenize_with_weights(
@@ -174,11 +173,8 @@ class TemplateTokenizer(SD1Tokenizer):
                     "node unconnected and give pictures as reference latents"
                 )
             template = self.picture_template
-        whole = text
-        if not text.startswith(TURN_MARK):
-            whole = (llama_template or template).replace("{}", text)
-        kwargs["disable_weights"] = True
-        tokens = super().tokenize_with_weights(whole, return_word_ids, **kwargs)
+        template = "{}" if text.startswith(TURN_MARK) else llama_template or template
+        tokens = super().tokenize_with_weights(text, return_word_ids, template, **kwargs)
         return self._with_pictures(tokens, images) if len(images) else tokens
 
     def _with_pictures(
@@ -218,12 +214,8 @@ class QwenImageTokenizer(TemplateTokenizer):
     template = QWEN_IMAGE_TEMPLATE
     picture_template = EDIT_TEMPLATE.replace("{}", f"{PICTURE}{{}}")
 
-    def __init__(
-        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(
-            embedding_directory, tokenizer_data, QWEN25_7B, _Qwen25Tokenizer, name=QWEN25_7B
-        )
+    encoder_name = QWEN25_7B
+    pieces = _Qwen25Tokenizer
 
 
 class ZImageTokenizer(TemplateTokenizer):
@@ -231,12 +223,8 @@ class ZImageTokenizer(TemplateTokenizer):
 
     template = Z_IMAGE_TEMPLATE
 
-    def __init__(
-        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(
-            embedding_directory, tokenizer_data, QWEN3_4B, QwenTokenizer, name=QWEN3_4B
-        )
+    encoder_name = QWEN3_4B
+    pieces = QwenTokenizer
 
 
 class Qwen25Model(LanguageModel):

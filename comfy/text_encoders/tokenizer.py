@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -252,3 +252,50 @@ class SD1Tokenizer:
     def state_dict(self) -> dict[str, Any]:
         """What has to be saved with the encoder."""
         return getattr(self, self.clip).state_dict()
+
+
+class TokenizerAlone(SD1Tokenizer):
+    """Tokenizer of a model's only encoder, both under the encoder's name.
+
+    Attributes:
+        encoder_name: Key of the result.
+        pieces: Class of the tokenizer.
+    """
+
+    encoder_name: ClassVar[str]
+    pieces: ClassVar[type]
+
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        name = self.encoder_name
+        super().__init__(embedding_directory, tokenizer_data, name, self.pieces, name=name)
+
+
+class ConversationTokenizer(TokenizerAlone):
+    """Puts the text into a conversation, as the encoder was trained to read it.
+
+    Attributes:
+        template: The conversation, with ``{}`` for the text.
+        weighs: Whether weights in parentheses count; else parentheses are text like any other.
+    """
+
+    template: ClassVar[str]
+    weighs: ClassVar[bool] = False
+
+    def tokenize_with_weights(
+        self,
+        text: str,
+        return_word_ids: bool = False,
+        llama_template: str | None = None,
+        **kwargs: Any,
+    ) -> dict[str, list[list[tuple[Any, ...]]]]:
+        """Chunks of tokens by encoder name.
+
+        Args:
+            llama_template: A conversation with ``{}`` for the text, in place of this encoder's.
+        """
+        whole = (llama_template or self.template).replace("{}", text)
+        if not self.weighs:
+            kwargs["disable_weights"] = True
+        return super().tokenize_with_weights(whole, return_word_ids, **kwargs)

@@ -23,7 +23,7 @@ from comfy.text_encoders.t5_pieces import (
     package_folders,
     pieces_source,
 )
-from comfy.text_encoders.tokenizer import UNLIMITED, SD1Tokenizer, SDTokenizer
+from comfy.text_encoders.tokenizer import UNLIMITED, SDTokenizer, TokenizerAlone
 
 NAME = "umt5xxl"
 MIN_LENGTH = 512  # tokens Wan was trained with
@@ -126,13 +126,11 @@ class UMT5XXLTokenizer(SDTokenizer):
         return {EMBEDDED: torch.tensor(list(self.source), dtype=torch.uint8)}
 
 
-class WanT5Tokenizer(SD1Tokenizer):
+class WanT5Tokenizer(TokenizerAlone):
     """The tokens under the encoder's name."""
 
-    def __init__(
-        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(embedding_directory, tokenizer_data, NAME, UMT5XXLTokenizer, name=NAME)
+    encoder_name = NAME
+    pieces = UMT5XXLTokenizer
 
 
 class WanTEModel(SD1ClipModel):
