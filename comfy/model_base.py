@@ -4,6 +4,7 @@
 from comfy.families.auraflow import AuraFlowModel as AuraFlow
 from comfy.families.base import BaseModel, convert_tensor
 from comfy.families.cascade import StableCascade_B, StableCascade_C
+from comfy.families.chroma_radiance import ChromaRadianceModel as ChromaRadiance
 from comfy.families.cosmos import CosmosPredict2Model as CosmosPredict2
 from comfy.families.cosmos_video import CosmosVideoModel as CosmosVideo
 from comfy.families.dit_model import SD3, Chroma, Flux, Flux2

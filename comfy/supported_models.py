@@ -6,6 +6,7 @@ from comfy.families import MODEL_FAMILIES as models
 from comfy.families.auraflow import AuraFlow
 from comfy.families.cascade import Stable_Cascade_B, Stable_Cascade_C
 from comfy.families.chroma import Chroma
+from comfy.families.chroma_radiance import ChromaRadiance
 from comfy.families.cosmos import CosmosI2VPredict2, CosmosT2IPredict2
 from comfy.families.cosmos_video import CosmosI2V, CosmosT2V
 from comfy.families.flux import Flux, FluxInpaint, FluxSchnell

@@ -5,7 +5,7 @@ T5-XXL alone.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -27,7 +27,7 @@ class Chroma(ModelFamily):
     latent_format: Any = latent_formats.Flux
     memory_usage_factor = 3.2
     prediction = ModelType.FLUX
-    base_model = dit_model.Chroma
+    base_model: ClassVar[Any] = dit_model.Chroma
     supported_inference_dtypes = [torch.bfloat16, torch.float16, torch.float32]
 
     def clip_target(self, state_dict: StateDict | None = None) -> ClipTarget:

@@ -39,7 +39,7 @@ class Shapes:
             for key, value in state_dict.items()
             if key.startswith(prefix)
         }
-        self._prefix, self._layout = prefix, layout
+        self.prefix, self._layout = prefix, layout
 
     def __contains__(self, key: str) -> bool:
         return key in self._shapes
@@ -48,7 +48,7 @@ class Shapes:
         """Shape of a weight that the layout cannot do without."""
         if key not in self._shapes:
             raise BrokenModelError(
-                f"the file has the layout of {self._layout}, but {self._prefix + key} is missing; "
+                f"the file has the layout of {self._layout}, but {self.prefix + key} is missing; "
                 "fetch the file again"
             )
         return self._shapes[key]
@@ -87,16 +87,19 @@ def read_chroma_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> di
     if prefix + CHROMA_MARK not in state_dict or prefix + RADIANCE_MARK in state_dict:
         return None
     config = _read_flux_sizes(state_dict, prefix, "Chroma")
-    shapes = Shapes(state_dict, prefix, "Chroma")
-    maker = "distilled_guidance_layer."
-    hidden, inputs = shapes[f"{maker}in_proj.weight"]
     for name in ("in_channels", "out_channels"):
         config[name] *= config["patch_size"] ** 2
     for name in ("guidance_embed", "yak_mlp", "txt_norm"):
         del config[name]
+    maker = modulation_maker_sizes(Shapes(state_dict, prefix, "Chroma"))
+    return {**config, "image_model": "chroma", **maker}
+
+
+def modulation_maker_sizes(shapes: Shapes) -> dict[str, int]:
+    """Sizes of the network that makes Chroma's modulation."""
+    maker = "distilled_guidance_layer."
+    hidden, inputs = shapes[f"{maker}in_proj.weight"]
     return {
-        **config,
-        "image_model": "chroma",
         "in_dim": inputs,
         "out_dim": shapes[f"{maker}out_proj.weight"][0],
         "hidden_dim": hidden,
@@ -147,16 +150,7 @@ def _read_flux_sizes(state_dict: Mapping[str, Tensor], prefix: str, layout: str)
     shapes = Shapes(state_dict, prefix, layout)
     patch = 2
     width, patch_channels = shapes["img_in.weight"]
-    text_width = shapes["txt_in.weight"][1]
-    head_size = shapes[FLUX_MARK][0]
     gated = "double_blocks.0.img_mlp.gate_proj.weight" in shapes
-    first = "gate_proj" if gated else "0"
-    inner = shapes[f"double_blocks.0.img_mlp.{first}.weight"][0]
-    if width % head_size:
-        raise BrokenModelError(
-            f"{prefix}img_in.weight makes {width} channels, which heads of {head_size} channels "
-            f"({prefix}{FLUX_MARK}) do not divide"
-        )
     channels = patch_channels // patch**2
     made = channels
     if "final_layer.linear.weight" in shapes:  # control networks have none
@@ -169,6 +163,32 @@ def _read_flux_sizes(state_dict: Mapping[str, Tensor], prefix: str, layout: str)
         "out_channels": made,
         "patch_size": patch,
         "vec_in_dim": shapes["vector_in.in_layer.weight"][1] if has_vector else None,
+        **stream_sizes(shapes, width, "img_in.weight", "gate_proj" if gated else "0"),
+        "guidance_embed": "guidance_in.in_layer.weight" in shapes,
+        "txt_ids_dims": [1, 2] if gated and has_text_norm else [],
+        "yak_mlp": gated,
+        "txt_norm": has_text_norm,
+    }
+
+
+def stream_sizes(shapes: Shapes, width: int, maker: str, widening: str = "0") -> dict[str, Any]:
+    """Sizes of the blocks that FLUX.1 and its relatives have alike.
+
+    Args:
+        width: Channels of a token, which the weight `maker` makes.
+        widening: Name of the first layer of a feed-forward.
+    Raises:
+        BrokenModelError: A weight is missing, or heads do not divide the channels.
+    """
+    text_width = shapes["txt_in.weight"][1]
+    head_size = shapes[FLUX_MARK][0]
+    inner = shapes[f"double_blocks.0.img_mlp.{widening}.weight"][0]
+    if width % head_size:
+        raise BrokenModelError(
+            f"{shapes.prefix}{maker} makes {width} channels, which heads of {head_size} channels "
+            f"({shapes.prefix}{FLUX_MARK}) do not divide"
+        )
+    return {
         "context_in_dim": text_width,
         "hidden_size": width,
         "mlp_ratio": inner / width,
@@ -178,10 +198,6 @@ def _read_flux_sizes(state_dict: Mapping[str, Tensor], prefix: str, layout: str)
         "axes_dim": position_axes(head_size),
         "theta": 10000,
         "qkv_bias": True,
-        "guidance_embed": "guidance_in.in_layer.weight" in shapes,
-        "txt_ids_dims": [1, 2] if gated and has_text_norm else [],
-        "yak_mlp": gated,
-        "txt_norm": has_text_norm,
     }
 
 

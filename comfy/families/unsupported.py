@@ -15,8 +15,6 @@ ADALN = "adaln_single.emb.timestep_embedder.linear_1.bias"
 # Keys that every network of a family has (below the prefix) -> its name; the first match wins, so
 # relatives with more keys stand before those with fewer.
 NETWORKS: Marks = (
-    (("distilled_guidance_layer.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),
-    (("distilled_guidance_layer.0.norms.0.scale", "nerf_blocks.0.norm.scale"), "Chroma Radiance"),
     (("distilled_guidance_layer.0.norms.0.scale",), "Chroma, in an early layout"),
     ((ADALN, "audio_prompt_adaln_single.linear.weight"), "LTX-2.3, video with sound"),
     ((ADALN, "pos_embed.proj.bias"), "PixArt, in the names of diffusers"),

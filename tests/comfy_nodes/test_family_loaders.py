@@ -15,6 +15,7 @@ import folder_paths
 import nodes
 from comfy import progress
 from comfy.ldm.aura.mmdit import MMDiT
+from comfy.ldm.chroma_radiance.model import ChromaRadiance
 from comfy.ldm.cosmos.predict2 import MiniTrainDIT
 from comfy.ldm.flux.model import Flux
 from comfy.ldm.hunyuan3d.model import Hunyuan3Dv2
@@ -30,6 +31,7 @@ from comfy_extras.nodes_sd3 import TripleCLIPLoader
 from comfy_nodes import loaders
 from tests.comfy.families import (
     test_auraflow,
+    test_chroma_radiance,
     test_cosmos,
     test_flux2,
     test_hunyuan3d,
@@ -58,6 +60,7 @@ SMALL: dict[str, tuple[Any, dict[str, Any], tuple[int, ...], int]] = {
     "ltxv": (LTXVModel, test_ltxv.SIZES, (1, 8, 3, 2, 3), test_ltxv.TEXT),
     "pixart": (PixArtMS, test_pixart.SIZES, (1, 4, 8, 8), test_pixart.TEXT),
     "hunyuan3d": (Hunyuan3Dv2, test_hunyuan3d.SIZES, (1, 64, 12), 64),
+    "radiance": (ChromaRadiance, test_chroma_radiance.SIZES, (1, 3, 8, 8), 24),
     "auraflow": (MMDiT, test_auraflow.SIZES, (1, 4, 6, 5), test_auraflow.WIDTH),
     "lumina2": (NextDiT, test_lumina2.SIZES, test_lumina2.SHAPE, test_lumina2.TEXT),
     "cosmos": (MiniTrainDIT, test_cosmos.SIZES, test_cosmos.SHAPE, test_cosmos.TEXT),
@@ -207,6 +210,11 @@ LORAS = {
         "diffusion_model.blocks.0.attn.proj.lora_A",
         "transformer.transformer_blocks.0.attn1.to_out.0.lora_A",
     ),
+    "radiance": (
+        "diffusion_model.double_blocks.0.img_attn.proj.lora_A",
+        "transformer.single_transformer_blocks.0.attn.to_q.lora_A",
+        "lora_unet_single_blocks_1_linear1.lora_down",
+    ),
     "hunyuan3d": ("diffusion_model.double_blocks.0.img_attn.proj.lora_A",),
     "auraflow": (
         "transformer.joint_transformer_blocks.0.attn.to_q.lora_A",
@@ -236,6 +244,7 @@ WIDTHS |= {
     "hunyuan_video": 32,
     "ltxv": 64,
     "pixart": 144,
+    "radiance": 32,
     "hunyuan3d": 32,
     "lumina2": 96,
     "cosmos": 48,

@@ -24,5 +24,5 @@ class PixelspaceConversionVAE(nn.Module):
         return pixels
 
     def decode(self, latent: Tensor, **kwargs: Any) -> Tensor:  # noqa: ARG002 - common signature
-        """The latents themselves."""
-        return latent
+        """A copy of the latents: what turns it into pictures works in place."""
+        return latent.clone()

@@ -317,7 +317,7 @@ class Flux(nn.Module):
     ) -> Tensor:
         """The blocks over patches and text tokens; gives patches of the output."""
         options = {} if transformer_options is None else transformer_options
-        img = self.img_in(img)
+        img = self._tokens_of(img)
         vec = self._vector(timesteps, guidance, y, img)
         txt = self.txt_in(txt if self.txt_norm is None else self.txt_norm(txt))
         for patch in (options.get("patches") or {}).get("post_input", ()):
@@ -333,7 +333,17 @@ class Flux(nn.Module):
         shared = {"pe": pe, "attn_mask": attn_mask, "transformer_options": options}
         img, txt = self._double_stream(img, txt, vec, control, shared)
         x = self._single_stream(torch.cat([txt, img], dim=1), txt.shape[1], vec, control, shared)
-        return self.final_layer(x[:, txt.shape[1] :], vec)
+        return self._output_of(x[:, txt.shape[1] :], vec)
+
+    def _tokens_of(self, patches: Tensor) -> Tensor:
+        """Tokens of the patches."""
+        tokens: Tensor = self.img_in(patches)
+        return tokens
+
+    def _output_of(self, tokens: Tensor, vec: Tensor) -> Tensor:
+        """What the last layer makes of the tokens."""
+        made: Tensor = self.final_layer(tokens, vec)
+        return made
 
     def _vector(
         self, times: Tensor, guidance: Tensor | None, y: Tensor | None, like: Tensor
