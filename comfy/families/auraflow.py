@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from comfy import conds, latent_formats
 from comfy.families.base import BaseModel
 from comfy.families.dit_layout import Shapes
-from comfy.families.family import ClipTarget, ModelFamily, StateDict, TransformerFamily
+from comfy.families.family import ClipTarget, StateDict, TransformerFamily
 from comfy.families.model_type import ModelType
 from comfy.families.text_sizes import t5_dtype
 from comfy.ldm.aura.mmdit import MMDiT, feed_forward_width
@@ -61,18 +60,9 @@ def read_auraflow_config(
 class AuraFlowModel(BaseModel):
     """Text of its own length."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=MMDiT)
-
-    def conditioning_widths(self) -> dict[str, int]:
-        """Width of the text tokens."""
-        width = self.model_config.unet_config.get("cond_seq_dim")
-        return {} if width is None else {"c_crossattn": int(width)}
+    network = MMDiT
+    usual_type = ModelType.FLOW
+    text_width = "cond_seq_dim"
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """Text tokens, not repeated to match others."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -46,20 +46,30 @@ class BaseModel(nn.Module):
 
     Args:
         model_config: The family instance with the network's configuration.
-        model_type: Prediction type; None takes the epsilon default.
+        model_type: Prediction type; None: `usual_type`.
         device: Where the weights are created. "meta" creates none: `load_model_weights` then
             supplies them.
-        unet_model: Class of the network.
+        unet_model: Class of the network; None: `network`.
+
+    Attributes:
+        network: Class of the network.
+        usual_type: Its prediction type where nobody names another.
+        text_width: Entry of the network's configuration that tells the width of text tokens, where
+            it is the only input that a text encoder makes.
+        memory_usage_factor_conds: Network inputs that take memory as a latent of their size does.
     """
 
+    network: ClassVar[type[nn.Module]] = UNetModel
+    usual_type: ClassVar[ModelType] = ModelType.EPS
+    text_width: ClassVar[str | None] = None
     memory_usage_factor_conds: tuple[str, ...] = ()
 
     def __init__(
         self,
         model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.EPS,
+        model_type: ModelType | None = None,
         device: torch.device | str | None = None,
-        unet_model: type[nn.Module] = UNetModel,
+        unet_model: type[nn.Module] | None = None,
     ) -> None:
         super().__init__()
         unet_config = dict(model_config.unet_config)
@@ -74,11 +84,10 @@ class BaseModel(nn.Module):
                 self.manual_cast_dtype,
                 fp8_optimizations=model_config.optimizations.get("fp8", False),
             )
-            self.diffusion_model: Any = unet_model(
-                **unet_config, device=device, operations=operations
-            )
+            network = unet_model or self.network
+            self.diffusion_model: Any = network(**unet_config, device=device, operations=operations)
             self.diffusion_model.eval()
-        self.model_type = model_type or ModelType.EPS
+        self.model_type = model_type or self.usual_type
         self.model_sampling = model_sampling(model_config, self.model_type)
         self.adm_channels: int = unet_config.get("adm_in_channels") or 0
         self.concat_keys: tuple[str, ...] = ()
@@ -190,6 +199,9 @@ class BaseModel(nn.Module):
     def conditioning_widths(self) -> dict[str, int]:
         """Widths of the inputs that text encoders make, where the network has one for each."""
         config = self.model_config.unet_config
+        if self.text_width is not None:
+            width = config.get(self.text_width)
+            return {} if width is None else {"c_crossattn": int(width)}
         widths = {
             "c_crossattn": config.get("context_dim") or config.get("context_in_dim"),
             "y": config.get("adm_in_channels") or config.get("vec_in_dim"),

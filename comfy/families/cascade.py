@@ -122,13 +122,8 @@ def _read_stage_b(shapes: Shapes) -> dict[str, Any]:
 class StableCascade_C(BaseModel):
     """Stage C: text, pooled text and pictures."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.STABLE_CASCADE,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=StageC)
+    network = StageC
+    usual_type = ModelType.STABLE_CASCADE
 
     def conditioning_widths(self) -> dict[str, int]:
         """Widths of the text tokens and of the pooled text."""
@@ -165,13 +160,8 @@ class StableCascade_C(BaseModel):
 class StableCascade_B(BaseModel):
     """Stage B: the latent of stage C and pooled text."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.STABLE_CASCADE,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=StageB)
+    network = StageB
+    usual_type = ModelType.STABLE_CASCADE
 
     def conditioning_widths(self) -> dict[str, int]:
         """Width of the pooled text."""

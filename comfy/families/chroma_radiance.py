@@ -20,8 +20,7 @@ from comfy.families.dit_layout import (
     modulation_maker_sizes,
     stream_sizes,
 )
-from comfy.families.family import BrokenModelError, ModelFamily, StateDict
-from comfy.families.model_type import ModelType
+from comfy.families.family import BrokenModelError, StateDict
 from comfy.ldm.chroma_radiance.layers import MATRICES
 from comfy.ldm.chroma_radiance.model import WIDE_MARK, X0_MARK
 from comfy.ldm.chroma_radiance.model import ChromaRadiance as Network
@@ -90,13 +89,7 @@ def _field_sizes(shapes: Shapes, channels: int) -> dict[str, Any]:
 class ChromaRadianceModel(dit_model.Chroma):
     """As Chroma, on pixels."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLUX,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=Network)
+    network = Network
 
 
 class ChromaRadiance(Chroma):

@@ -79,20 +79,17 @@ class CosmosModel(BaseModel):
     mask of given frames.
     """
 
+    text_width = "crossattn_emb_channels"
+
     def __init__(
         self,
         model_config: ModelFamily,
-        model_type: ModelType | None,
-        device: torch.device | str | None,
-        unet_model: type[nn.Module],
+        model_type: ModelType | None = None,
+        device: torch.device | str | None = None,
+        unet_model: type[nn.Module] | None = None,
     ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=unet_model)
+        super().__init__(model_config, model_type, device, unet_model)
         self.image_to_video = model_config.unet_config.get("in_channels") == MASKED_CHANNELS
-
-    def conditioning_widths(self) -> dict[str, int]:
-        """Width of the text tokens."""
-        width = self.model_config.unet_config.get("crossattn_emb_channels")
-        return {} if width is None else {"c_crossattn": int(width)}
 
     def concat_cond(self, **kwargs: Any) -> Tensor | None:
         """1 where frames are given, as a channel."""
@@ -120,13 +117,8 @@ class CosmosModel(BaseModel):
 class CosmosPredict2Model(CosmosModel):
     """Given frames are at time 0."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW_COSMOS,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(model_config, model_type, device, MiniTrainDIT)
+    network = MiniTrainDIT
+    usual_type = ModelType.FLOW_COSMOS
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """As the base, and what is to be made."""

@@ -15,7 +15,6 @@ from comfy.families.dit_layout import Shapes
 from comfy.families.family import (
     BrokenModelError,
     ClipTarget,
-    ModelFamily,
     StateDict,
     TransformerFamily,
 )
@@ -79,13 +78,8 @@ def read_cosmos_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> di
 class CosmosVideoModel(CosmosModel):
     """Given frames are never noised."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.EDM,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(model_config, model_type, device, GeneralDIT)
+    network = GeneralDIT
+    usual_type = ModelType.EDM
 
     def scale_latent_inpaint(
         self, sigma: Tensor, noise: Tensor, latent_image: Tensor, **kwargs: Any

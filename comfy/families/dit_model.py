@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from comfy import conds, resize
 from comfy.families.base import BaseModel
-from comfy.families.family import ModelFamily
 from comfy.families.model_type import ModelType
-from comfy.families.references import shown_latents
+from comfy.families.references import reference_conds, reference_shapes
 from comfy.ldm.chroma.model import Chroma as ChromaNetwork
 from comfy.ldm.flux.model import Flux as FluxNetwork
 from comfy.ldm.mmdit.model import OpenAISignatureMMDITWrapper
@@ -42,14 +41,8 @@ class TransformerModel(BaseModel):
 class SD3(TransformerModel):
     """Stable Diffusion 3 and 3.5."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW,
-        device: torch.device | str | None = None,
-    ) -> None:
-        network = OpenAISignatureMMDITWrapper
-        super().__init__(model_config, model_type, device=device, unet_model=network)
+    network = OpenAISignatureMMDITWrapper
+    usual_type = ModelType.FLOW
 
 
 class Flux(TransformerModel):
@@ -58,16 +51,9 @@ class Flux(TransformerModel):
     """
 
     usual_guidance = USUAL_GUIDANCE  # where the conditioning says nothing
-
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLUX,
-        device: torch.device | str | None = None,
-        unet_model: Any = FluxNetwork,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=unet_model)
-        self.memory_usage_factor_conds = ("ref_latents",)
+    network: ClassVar[type[nn.Module]] = FluxNetwork
+    usual_type = ModelType.FLUX
+    memory_usage_factor_conds = ("ref_latents",)
 
     def input_channels(self) -> int:
         """Latent channels the network takes; a LoRA may have widened its first layer."""
@@ -113,13 +99,7 @@ class Flux(TransformerModel):
         guidance = kwargs.get("guidance", self.usual_guidance)
         if guidance is not None:
             made["guidance"] = conds.CONDRegular(torch.tensor([float(guidance)]))
-        references = kwargs.get("reference_latents")
-        if references is not None:
-            made["ref_latents"] = conds.CONDList(shown_latents(self, references))
-            method = kwargs.get("reference_latents_method")
-            if method is not None:
-                made["ref_latents_method"] = conds.CONDConstant(method)
-        return made
+        return made | reference_conds(self, kwargs)
 
     def _attention_mask(self, mask: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """The mask for as many patches as the latent has."""
@@ -129,13 +109,8 @@ class Flux(TransformerModel):
         return resize.upscale_dit_mask(mask, described, (rows, columns))
 
     def extra_conds_shapes(self, **kwargs: Any) -> dict[str, list[int]]:
-        """Reference latents weigh like a latent of their joint size."""
-        references = kwargs.get("reference_latents")
-        if references is None:
-            return {}
-        channels = self.latent_format.latent_channels
-        cells = sum(math.prod(latent.shape) for latent in references) // channels
-        return {"ref_latents": [1, channels, cells]}
+        """Those of the reference latents."""
+        return reference_shapes(self, kwargs)
 
 
 class Flux2(Flux):
@@ -154,15 +129,7 @@ class Chroma(Flux):
     """Chroma: it runs with classifier-free guidance, so the distilled one is 0."""
 
     usual_guidance = 0.0
-
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLUX,
-        device: torch.device | str | None = None,
-        unet_model: Any = ChromaNetwork,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=unet_model)
+    network: ClassVar[type[nn.Module]] = ChromaNetwork
 
     def concat_cond(self, **kwargs: Any) -> Tensor | None:
         """Nothing: there are no kinds with more input channels."""

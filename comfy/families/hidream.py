@@ -13,7 +13,7 @@ from torch import Tensor
 from comfy import conds, latent_formats, resize
 from comfy.families.base import BaseModel
 from comfy.families.dit_layout import Shapes
-from comfy.families.family import BrokenModelError, ModelFamily, TransformerFamily
+from comfy.families.family import BrokenModelError, TransformerFamily
 from comfy.families.model_type import ModelType
 from comfy.ldm.hidream.layers import inner_width
 from comfy.ldm.hidream.model import FEED_FORWARD, HiDreamImageTransformer2DModel
@@ -80,14 +80,8 @@ def read_hidream_config(
 class HiDreamModel(BaseModel):
     """Pooled text, states of two encoders, and the picture to change."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW,
-        device: torch.device | str | None = None,
-    ) -> None:
-        network = HiDreamImageTransformer2DModel
-        super().__init__(model_config, model_type, device=device, unet_model=network)
+    network = HiDreamImageTransformer2DModel
+    usual_type = ModelType.FLOW
 
     def conditioning_widths(self) -> dict[str, int]:
         """Widths of T5's states and of the pooled text."""

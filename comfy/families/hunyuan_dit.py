@@ -15,7 +15,6 @@ from comfy.families.dit_layout import Shapes
 from comfy.families.family import (
     BrokenModelError,
     ClipTarget,
-    ModelFamily,
     StateDict,
     TransformerFamily,
 )
@@ -77,13 +76,8 @@ def read_hunyuan_dit_config(
 class HunyuanDiTModel(BaseModel):
     """Two texts with their masks, and the picture's sizes."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.V_PREDICTION,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=HunYuanDiT)
+    network = HunYuanDiT
+    usual_type = ModelType.V_PREDICTION
 
     def conditioning_widths(self) -> dict[str, int]:
         """Widths of the tokens of both encoders."""

@@ -12,7 +12,6 @@ from comfy import conds, latent_formats, resize
 from comfy.families.dit_model import TransformerModel
 from comfy.families.family import (
     ClipTarget,
-    ModelFamily,
     StateDict,
     TransformerFamily,
 )
@@ -28,13 +27,8 @@ USUAL_GUIDANCE = 6.0
 class HunyuanVideoModel(TransformerModel):
     """Text, guidance strength, a given first frame."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=Network)
+    network = Network
+    usual_type = ModelType.FLOW
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """The mask of the text, the strength, the time of the first frame, a picture, too."""

@@ -18,7 +18,6 @@ from comfy.families.dit_layout import Shapes
 from comfy.families.family import (
     BrokenModelError,
     ClipTarget,
-    ModelFamily,
     StateDict,
     TransformerFamily,
 )
@@ -83,13 +82,8 @@ def read_kandinsky5_config(
 class Kandinsky5Model(BaseModel):
     """Text and pooled text; beside the latent what is known of the frames, and a mask of them."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=Kandinsky5Network)
+    network = Kandinsky5Network
+    usual_type = ModelType.FLOW
 
     def conditioning_widths(self) -> dict[str, int]:
         """Widths of the text tokens and of the pooled text."""

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from comfy import conds, latent_formats, nested_tensor
 from comfy.families.dit_layout import Shapes
-from comfy.families.family import BrokenModelError, ClipTarget, ModelFamily, StateDict
+from comfy.families.family import BrokenModelError, ClipTarget, StateDict
 from comfy.families.ltxv import HEADS, LTXV, MARK, LTXVideoModel, times_of_cells
-from comfy.families.model_type import ModelType
 from comfy.families.text_sizes import llm_dtype
 from comfy.ldm.lightricks.av_model import LTXAVModel
 from comfy.text_encoders import lt
@@ -72,14 +71,7 @@ def read_ltxav_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dic
 class LTXAVideoModel(LTXVideoModel):
     """As LTX video, with a latent of sound packed behind that of the video."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLUX,
-        device: torch.device | str | None = None,
-        unet_model: Any = LTXAVModel,
-    ) -> None:
-        super().__init__(model_config, model_type, device, unet_model)
+    network = LTXAVModel
 
     def conditioning_widths(self) -> dict[str, int]:
         """Width of the text tokens, those for the video and for the sound side by side."""

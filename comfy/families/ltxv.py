@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from comfy import conds, latent_formats
 from comfy.families.base import BaseModel
@@ -16,7 +16,6 @@ from comfy.families.dit_layout import Shapes
 from comfy.families.family import (
     BrokenModelError,
     ClipTarget,
-    ModelFamily,
     StateDict,
     TransformerFamily,
 )
@@ -76,14 +75,8 @@ def times_of_cells(timestep: Tensor, mask: Tensor | None) -> Tensor:
 class LTXVideoModel(BaseModel):
     """Text, the rate of frames, given frames at time 0, guides at places of their own."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLUX,
-        device: torch.device | str | None = None,
-        unet_model: Any = LTXVModel,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=unet_model)
+    network: ClassVar[type[nn.Module]] = LTXVModel
+    usual_type = ModelType.FLUX
 
     def conditioning_widths(self) -> dict[str, int]:
         """Width of the text tokens."""

@@ -15,7 +15,6 @@ from comfy.families.dit_layout import Shapes
 from comfy.families.family import (
     BrokenModelError,
     ClipTarget,
-    ModelFamily,
     StateDict,
     TransformerFamily,
 )
@@ -68,18 +67,9 @@ def read_mochi_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dic
 class MochiModel(BaseModel):
     """Text, its mask, and how many of its tokens count."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=AsymmDiTJoint)
-
-    def conditioning_widths(self) -> dict[str, int]:
-        """Width of the text tokens."""
-        width = self.model_config.unet_config.get("t5_feat_dim")
-        return {} if width is None else {"c_crossattn": int(width)}
+    network = AsymmDiTJoint
+    usual_type = ModelType.FLOW
+    text_width = "t5_feat_dim"
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """Texts of different length do not run together: the layers are given no padding."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +10,11 @@ import torch
 from torch import Tensor
 
 from comfy import conds, latent_formats
-from comfy.families.base import BaseModel
 from comfy.families.dit_layout import Shapes
-from comfy.families.family import ClipTarget, ModelFamily, StateDict, TransformerFamily
+from comfy.families.family import ClipTarget, StateDict, TransformerFamily
 from comfy.families.model_type import ModelType
 from comfy.families.qwen_image import Lumina2Model
-from comfy.families.references import shown_latents
+from comfy.families.references import reference_shapes, shown_latents
 from comfy.families.text_sizes import llm_dtype
 from comfy.ldm.omnigen.omnigen2 import FEED_FORWARD, OmniGen2Transformer2DModel
 from comfy.text_encoders.omnigen2 import Omnigen2Tokenizer, omnigen2_clip
@@ -68,20 +66,10 @@ def read_omnigen2_config(
 class Omnigen2Model(Lumina2Model):
     """Text with the number of its tokens, and pictures to look at."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW,
-        device: torch.device | str | None = None,
-    ) -> None:
-        network = OmniGen2Transformer2DModel
-        BaseModel.__init__(self, model_config, model_type, device=device, unet_model=network)
-        self.memory_usage_factor_conds = ("ref_latents",)
-
-    def conditioning_widths(self) -> dict[str, int]:
-        """Width of the text tokens."""
-        width = self.model_config.unet_config.get("text_feat_dim")
-        return {} if width is None else {"c_crossattn": int(width)}
+    network = OmniGen2Transformer2DModel
+    usual_type = ModelType.FLOW
+    memory_usage_factor_conds = ("ref_latents",)
+    text_width = "text_feat_dim"
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """Text as of Lumina 2, and reference latents."""
@@ -92,13 +80,8 @@ class Omnigen2Model(Lumina2Model):
         return made
 
     def extra_conds_shapes(self, **kwargs: Any) -> dict[str, list[int]]:
-        """Reference latents weigh like a latent of their joint size."""
-        references = kwargs.get("reference_latents")
-        if references is None:
-            return {}
-        channels = self.latent_format.latent_channels
-        cells = sum(math.prod(latent.shape) for latent in references) // channels
-        return {"ref_latents": [1, channels, cells]}
+        """Those of the reference latents."""
+        return reference_shapes(self, kwargs)
 
 
 class Omnigen2(TransformerFamily):

@@ -32,10 +32,12 @@ USUAL_FPS, USUAL_MOTION = 6, 127
 class SD21UNCLIP(BaseModel):
     """Stable Diffusion 2.1 unCLIP: image embeddings beside the timestep."""
 
+    usual_type = ModelType.V_PREDICTION
+
     def __init__(
         self,
         model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.V_PREDICTION,
+        model_type: ModelType | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(model_config, model_type, device=device)
@@ -65,10 +67,12 @@ class Lotus(BaseModel):
 class SD_X4Upscaler(BaseModel):
     """The x4 upscaler: the small picture beside the latent, and how noisy it was made."""
 
+    usual_type = ModelType.V_PREDICTION
+
     def __init__(
         self,
         model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.V_PREDICTION,
+        model_type: ModelType | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(model_config, model_type, device=device)
@@ -98,13 +102,7 @@ class SD_X4Upscaler(BaseModel):
 class SVD_img2vid(BaseModel):
     """Stable Video Diffusion: the batch is the time; the picture to go on from lies beside it."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.V_PREDICTION_EDM,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device)
+    usual_type = ModelType.V_PREDICTION_EDM
 
     def encode_adm(self, **kwargs: Any) -> Tensor:
         """[1, 768]: frames a second, amount of motion, noise on the picture."""
@@ -172,7 +170,7 @@ class Stable_Zero123(BaseModel):
     def __init__(
         self,
         model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.EPS,
+        model_type: ModelType | None = None,
         device: torch.device | str | None = None,
         cc_projection_weight: Tensor | None = None,
         cc_projection_bias: Tensor | None = None,

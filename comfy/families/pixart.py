@@ -16,11 +16,9 @@ from comfy.families.dit_layout import Shapes
 from comfy.families.family import (
     BrokenModelError,
     ClipTarget,
-    ModelFamily,
     StateDict,
     TransformerFamily,
 )
-from comfy.families.model_type import ModelType
 from comfy.families.text_sizes import t5_dtype
 from comfy.ldm.pixart.pixartms import PixArtMS
 from comfy.text_encoders import t5_alone
@@ -73,13 +71,7 @@ def read_pixart_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> di
 class PixArtModel(BaseModel):
     """Text, and where it is told the size of the picture."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.EPS,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=PixArtMS)
+    network = PixArtMS
 
     def conditioning_widths(self) -> dict[str, int]:
         """Width of the text tokens."""

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from comfy import conds, latent_formats
 from comfy.families.base import BaseModel
-from comfy.families.family import ClipTarget, ModelFamily, StateDict, TransformerFamily
+from comfy.families.family import ClipTarget, StateDict, TransformerFamily
 from comfy.families.model_type import ModelType
 from comfy.families.qwen_layout import read_lumina_config, read_qwen_config
-from comfy.families.references import shown_latents
+from comfy.families.references import reference_conds, reference_shapes
 from comfy.families.text_sizes import llm_dtype
 from comfy.ldm.lumina.model import NextDiT
 from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
@@ -29,59 +29,29 @@ from comfy.text_encoders.qwen import (
 class QwenImageModel(BaseModel):
     """Text and reference pictures."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLUX,
-        device: torch.device | str | None = None,
-    ) -> None:
-        network = QwenImageTransformer2DModel
-        super().__init__(model_config, model_type, device=device, unet_model=network)
-        self.memory_usage_factor_conds = ("ref_latents",)
-
-    def conditioning_widths(self) -> dict[str, int]:
-        """Width of the text tokens."""
-        width = self.model_config.unet_config.get("joint_attention_dim")
-        return {} if width is None else {"c_crossattn": int(width)}
+    network = QwenImageTransformer2DModel
+    usual_type = ModelType.FLUX
+    memory_usage_factor_conds = ("ref_latents",)
+    text_width = "joint_attention_dim"
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """Text of its own length, reference latents."""
         made = super().extra_conds(**kwargs)
         if kwargs.get("cross_attn") is not None:
             made["c_crossattn"] = conds.CONDRegular(kwargs["cross_attn"])
-        references = kwargs.get("reference_latents")
-        if references is not None:
-            made["ref_latents"] = conds.CONDList(shown_latents(self, references))
-            method = kwargs.get("reference_latents_method")
-            if method is not None:
-                made["ref_latents_method"] = conds.CONDConstant(method)
-        return made
+        return made | reference_conds(self, kwargs)
 
     def extra_conds_shapes(self, **kwargs: Any) -> dict[str, list[int]]:
-        """Reference latents weigh like a latent of their joint size."""
-        references = kwargs.get("reference_latents")
-        if references is None:
-            return {}
-        channels = self.latent_format.latent_channels
-        cells = sum(math.prod(latent.shape) for latent in references) // channels
-        return {"ref_latents": [1, channels, cells]}
+        """Those of the reference latents."""
+        return reference_shapes(self, kwargs)
 
 
 class Lumina2Model(BaseModel):
     """Text with the number of its tokens."""
 
-    def __init__(
-        self,
-        model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(model_config, model_type, device=device, unet_model=NextDiT)
-
-    def conditioning_widths(self) -> dict[str, int]:
-        """Width of the text tokens."""
-        width = self.model_config.unet_config.get("cap_feat_dim")
-        return {} if width is None else {"c_crossattn": int(width)}
+    network: ClassVar[type[nn.Module]] = NextDiT
+    usual_type = ModelType.FLOW
+    text_width = "cap_feat_dim"
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """Text, and a mask where it hides something."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+
+from comfy import conds
 
 
 def shown_latents(model: Any, references: Sequence[Tensor]) -> list[Tensor]:
@@ -29,3 +32,24 @@ def shown_latents(model: Any, references: Sequence[Tensor]) -> list[Tensor]:
             )
         shown.append(model.process_latent_in(moment))
     return shown
+
+
+def reference_conds(model: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs of a network that is shown reference latents: these, and how they are laid out."""
+    references, method = given.get("reference_latents"), given.get("reference_latents_method")
+    if references is None:
+        return {}
+    made: dict[str, Any] = {"ref_latents": conds.CONDList(shown_latents(model, references))}
+    if method is not None:
+        made["ref_latents_method"] = conds.CONDConstant(method)
+    return made
+
+
+def reference_shapes(model: Any, given: Mapping[str, Any]) -> dict[str, list[int]]:
+    """For estimates of memory: reference latents weigh like one latent of their joint size."""
+    references = given.get("reference_latents")
+    if references is None:
+        return {}
+    channels = model.latent_format.latent_channels
+    cells = sum(math.prod(latent.shape) for latent in references) // channels
+    return {"ref_latents": [1, channels, cells]}

@@ -57,7 +57,7 @@ class SDXL(BaseModel):
     def __init__(
         self,
         model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.EPS,
+        model_type: ModelType | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(model_config, model_type, device=device)

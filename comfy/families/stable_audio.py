@@ -104,16 +104,18 @@ class NumberConditioner(nn.Module):
 class StableAudioModel(BaseModel):
     """Text, and as two more tokens where the sound begins in how long a whole."""
 
+    network = AudioDiffusionTransformer
+    usual_type = ModelType.V_PREDICTION_CONTINUOUS
+
     def __init__(
         self,
         model_config: ModelFamily,
         seconds_start_embedder_weights: Mapping[str, Tensor],
         seconds_total_embedder_weights: Mapping[str, Tensor],
-        model_type: ModelType | None = ModelType.V_PREDICTION_CONTINUOUS,
+        model_type: ModelType | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        network = AudioDiffusionTransformer
-        super().__init__(model_config, model_type, device=device, unet_model=network)
+        super().__init__(model_config, model_type, device)
         self.seconds_start_embedder = NumberConditioner(seconds_start_embedder_weights)
         self.seconds_total_embedder = NumberConditioner(seconds_total_embedder_weights)
 

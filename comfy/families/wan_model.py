@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from comfy import conds, resize
@@ -28,28 +28,22 @@ class WAN21(BaseModel):
 
     Args:
         image_to_video: Whether a mask stands beside the picture even if nobody gives the picture.
-        unet_model: Class of the network; None: `network`.
     """
 
-    network: Any = WanModel
+    network: ClassVar[type[nn.Module]] = WanModel
+    usual_type = ModelType.FLOW
+    text_width = "text_dim"
 
     def __init__(
         self,
         model_config: ModelFamily,
-        model_type: ModelType | None = ModelType.FLOW,
+        model_type: ModelType | None = None,
         image_to_video: bool = False,
         device: torch.device | str | None = None,
-        unet_model: Any = None,
+        unet_model: type[nn.Module] | None = None,
     ) -> None:
-        super().__init__(
-            model_config, model_type, device=device, unet_model=unet_model or self.network
-        )
+        super().__init__(model_config, model_type, device, unet_model)
         self.image_to_video = image_to_video
-
-    def conditioning_widths(self) -> dict[str, int]:
-        """Width of the text tokens."""
-        width = self.model_config.unet_config.get("text_dim")
-        return {} if width is None else {"c_crossattn": int(width)}
 
     def concat_cond(self, **kwargs: Any) -> Tensor | None:
         """What stands beside the latent [B, C, T, H, W]: pictures, and a mask where there is room.
