@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import folder_paths
 from comfy.devices import residency
@@ -195,28 +195,37 @@ def next_file(prefix: str, output_dir: str | None) -> tuple[str, str]:
     return os.path.join(folder, f"{name}_{counter:05}_.safetensors"), f"{filled} {counter}"
 
 
-class CheckpointSave:
-    """Saves model, text encoder and autoencoder in one file."""
+class FileSaver:
+    """Base of the nodes that save models.
+
+    Attributes:
+        saved: Inputs that go into the file; their types are their names in capitals.
+        usual_prefix: How the file's name begins where nobody says otherwise.
+    """
+
+    saved: ClassVar[tuple[str, ...]]
+    usual_prefix: ClassVar[str]
 
     def __init__(self) -> None:
         self.output_dir = folder_paths.get_output_directory()
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "model": ("MODEL",),
-                "clip": ("CLIP",),
-                "vae": ("VAE",),
-                "filename_prefix": ("STRING", {"default": "checkpoints/ComfyUI"}),
-            },
-            "hidden": dict(HIDDEN),
-        }
+        required: dict[str, Any] = {name: (name.upper(),) for name in cls.saved}
+        required["filename_prefix"] = ("STRING", {"default": cls.usual_prefix})
+        return {"required": required, "hidden": dict(HIDDEN)}
 
     RETURN_TYPES = ()
     FUNCTION = "save"
     OUTPUT_NODE = True
     CATEGORY = "advanced/model_merging"
+
+
+class CheckpointSave(FileSaver):
+    """Saves model, text encoder and autoencoder in one file."""
+
+    saved = ("model", "clip", "vae")
+    usual_prefix = "checkpoints/ComfyUI"
 
     def save(
         self,
@@ -240,26 +249,11 @@ class CheckpointSave:
         return {}
 
 
-class ModelSave:
+class ModelSave(FileSaver):
     """Saves a diffusion model."""
 
-    def __init__(self) -> None:
-        self.output_dir = folder_paths.get_output_directory()
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "model": ("MODEL",),
-                "filename_prefix": ("STRING", {"default": "diffusion_models/ComfyUI"}),
-            },
-            "hidden": dict(HIDDEN),
-        }
-
-    RETURN_TYPES = ()
-    FUNCTION = "save"
-    OUTPUT_NODE = True
-    CATEGORY = "advanced/model_merging"
+    saved = ("model",)
+    usual_prefix = "diffusion_models/ComfyUI"
 
     def save(
         self,
@@ -282,26 +276,11 @@ class ModelSave:
 WITH_VOCABULARY = ("t5", "gemma", "mistral")  # encoders whose files carry their word pieces
 
 
-class CLIPSave:
+class CLIPSave(FileSaver):
     """Saves a text encoder, one file for each of its parts."""
 
-    def __init__(self) -> None:
-        self.output_dir = folder_paths.get_output_directory()
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "clip": ("CLIP",),
-                "filename_prefix": ("STRING", {"default": "clip/ComfyUI"}),
-            },
-            "hidden": dict(HIDDEN),
-        }
-
-    RETURN_TYPES = ()
-    FUNCTION = "save"
-    OUTPUT_NODE = True
-    CATEGORY = "advanced/model_merging"
+    saved = ("clip",)
+    usual_prefix = "clip/ComfyUI"
 
     def save(
         self,
@@ -331,26 +310,11 @@ class CLIPSave:
         return {}
 
 
-class VAESave:
+class VAESave(FileSaver):
     """Saves an autoencoder."""
 
-    def __init__(self) -> None:
-        self.output_dir = folder_paths.get_output_directory()
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "vae": ("VAE",),
-                "filename_prefix": ("STRING", {"default": "vae/ComfyUI_vae"}),
-            },
-            "hidden": dict(HIDDEN),
-        }
-
-    RETURN_TYPES = ()
-    FUNCTION = "save"
-    OUTPUT_NODE = True
-    CATEGORY = "advanced/model_merging"
+    saved = ("vae",)
+    usual_prefix = "vae/ComfyUI_vae"
 
     def save(
         self,

@@ -13,7 +13,7 @@ from comfy import loading, resize
 from comfy.devices import formulas
 from comfy_extras.empty_latents import empty_image
 from comfy_extras.guidance import with_rule
-from comfy_extras.nodes_model_merging import HIDDEN, save_checkpoint
+from comfy_extras.nodes_model_merging import FileSaver, save_checkpoint
 from comfy_nodes.conditioning import Conditioning
 from comfy_nodes.limits import MAX_RESOLUTION
 
@@ -43,28 +43,11 @@ class ImageOnlyCheckpointLoader:
         return (found.model, found.clip_vision, found.vae)
 
 
-class ImageOnlyCheckpointSave:
+class ImageOnlyCheckpointSave(FileSaver):
     """Saves model, image encoder and autoencoder in one file."""
 
-    def __init__(self) -> None:
-        self.output_dir = folder_paths.get_output_directory()
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "model": ("MODEL",),
-                "clip_vision": ("CLIP_VISION",),
-                "vae": ("VAE",),
-                "filename_prefix": ("STRING", {"default": "checkpoints/ComfyUI"}),
-            },
-            "hidden": dict(HIDDEN),
-        }
-
-    RETURN_TYPES = ()
-    FUNCTION = "save"
-    OUTPUT_NODE = True
-    CATEGORY = "advanced/model_merging"
+    saved = ("model", "clip_vision", "vae")
+    usual_prefix = "checkpoints/ComfyUI"
 
     def save(
         self,
