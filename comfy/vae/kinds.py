@@ -22,7 +22,7 @@ from comfy.vae import packed_kinds
 from comfy.vae.audio_kinds import detect_oobleck
 from comfy.vae.cascade_kinds import detect_stage_a, detect_stage_c
 from comfy.vae.mochi_kinds import detect_mochi
-from comfy.vae.spec import AutoencoderSpec
+from comfy.vae.spec import AutoencoderSpec, causal_ratios
 from comfy.vae.taehv_kinds import detect_taehv
 from comfy.vae.video_kinds import detect_cosmos, detect_hunyuan_video, detect_ltxv
 from comfy.weights.fill import IncompleteWeightsError
@@ -219,10 +219,7 @@ def detect_wan(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None
         latent_channels=config["z_dim"],
         latent_dim=3,
         output_channels=config["image_channels"],
-        downscale_ratio=(lambda frames: max(0, (frames + time - 1) // time), space, space),
-        upscale_ratio=(lambda frames: max(0, frames * time - (time - 1)), space, space),
-        downscale_index_formula=(time, space, space),
-        upscale_index_formula=(time, space, space),
+        **causal_ratios(time, space),
         working_dtypes=(torch.bfloat16, torch.float16, torch.float32),
         pad_channel_value=None if config["has_shortcuts"] else 1.0,
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from comfy.ldm.genmo.vae import FRAMES, PIXELS, Decoder, Encoder, MochiVAEConfig, VideoVAE
-from comfy.vae.spec import AutoencoderSpec
+from comfy.vae.spec import AutoencoderSpec, causal_ratios
 from comfy.vae.video_kinds import COPIES, video_memory
 from comfy.weights.state_dict import count_parts
 
@@ -49,10 +49,7 @@ def detect_mochi(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | No
         memory_decode=functools.partial(decode, cell=PIXELS, time=FRAMES),
         latent_channels=config.z_channels,
         latent_dim=3,
-        downscale_ratio=(lambda frames: max(0, (frames + FRAMES - 1) // FRAMES), PIXELS, PIXELS),
-        upscale_ratio=(lambda frames: max(0, frames * FRAMES - (FRAMES - 1)), PIXELS, PIXELS),
-        downscale_index_formula=(FRAMES, PIXELS, PIXELS),
-        upscale_index_formula=(FRAMES, PIXELS, PIXELS),
+        **causal_ratios(FRAMES, PIXELS),
         working_dtypes=(torch.float16, torch.float32),
     )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from comfy.ldm.hunyuan_video.packed_vae import PLANE, PackedConfig, PackedVAE
-from comfy.vae.spec import AutoencoderSpec
+from comfy.vae.spec import AutoencoderSpec, causal_ratios
 from comfy.vae.video_kinds import video_memory
 from comfy.weights.header_hints import read_hints
 from comfy.weights.state_dict import count_parts
@@ -83,9 +83,6 @@ def detect_hunyuan_video15(weights: StateDict, metadata: Metadata) -> Autoencode
         memory_decode=functools.partial(memory, cell=space, time=time),
         latent_channels=config.z_channels,
         latent_dim=3,
-        downscale_ratio=(lambda frames: max(0, (frames + time - 1) // time), space, space),
-        upscale_ratio=(lambda frames: max(0, frames * time - (time - 1)), space, space),
-        downscale_index_formula=(time, space, space),
-        upscale_index_formula=(time, space, space),
+        **causal_ratios(time, space),
         working_dtypes=WORKING_DTYPES,
     )

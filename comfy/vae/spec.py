@@ -79,3 +79,20 @@ class AutoencoderSpec:
     to_file: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
     default_weights: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     header: dict[str, str] = field(default_factory=dict)
+
+
+def causal_ratios(time: int, space: int, encoded_time: int | None = None) -> dict[str, Any]:
+    """How cells of a video autoencoder lie whose first cell is of one frame, every other of `time`.
+
+    Args:
+        time: Frames of a cell.
+        space: Rows and columns of pixels of a cell.
+        encoded_time: Frames of a cell for the encoder, where they are others.
+    """
+    taken = time if encoded_time is None else encoded_time
+    return {
+        "downscale_ratio": (lambda frames: max(0, (frames + taken - 1) // taken), space, space),
+        "upscale_ratio": (lambda frames: max(0, frames * time - (time - 1)), space, space),
+        "downscale_index_formula": (taken, space, space),
+        "upscale_index_formula": (time, space, space),
+    }

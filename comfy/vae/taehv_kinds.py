@@ -17,7 +17,7 @@ from torch import Tensor
 
 from comfy import latent_formats
 from comfy.ldm.taesd.video import COLOURS, PIECE_PIXELS, TAEHV
-from comfy.vae.spec import AutoencoderSpec, to_unit_range, unchanged
+from comfy.vae.spec import AutoencoderSpec, causal_ratios, to_unit_range, unchanged
 
 StateDict = Mapping[str, Tensor]
 Metadata = Mapping[str, str] | None
@@ -105,10 +105,7 @@ def detect_taehv(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | No
         memory_decode=functools.partial(memory, cell=space, time=time),
         latent_channels=channels,
         latent_dim=3,
-        downscale_ratio=(lambda frames: max(0, (frames + pooled - 1) // pooled), space, space),
-        upscale_ratio=(lambda frames: max(0, frames * time - (time - 1)), space, space),
-        downscale_index_formula=(pooled, space, space),
-        upscale_index_formula=(time, space, space),
+        **causal_ratios(time, space, pooled),
         process_input=functools.partial(_refuse, name) if training.decodes_only else unchanged,
         process_output=to_unit_range if training.is_signed else unchanged,
         header={NAME_HINT: name} if name else {},

@@ -18,7 +18,7 @@ from comfy.ldm.lightricks.vae.causal_video_autoencoder import (
     LTXVConfig,
     LTXVideoVAE,
 )
-from comfy.vae.spec import AutoencoderSpec
+from comfy.vae.spec import AutoencoderSpec, causal_ratios
 from comfy.weights.header_hints import read_hints
 from comfy.weights.ltx_header import told_of
 from comfy.weights.state_dict import count_parts
@@ -58,10 +58,7 @@ def detect_hunyuan_video(weights: StateDict, metadata: Metadata) -> AutoencoderS
         latent_channels=config.z_channels,
         latent_dim=3,
         output_channels=config.out_ch,
-        downscale_ratio=(lambda frames: max(0, (frames + time - 1) // time), space, space),
-        upscale_ratio=(lambda frames: max(0, frames * time - (time - 1)), space, space),
-        downscale_index_formula=(time, space, space),
-        upscale_index_formula=(time, space, space),
+        **causal_ratios(time, space),
         working_dtypes=(torch.bfloat16, torch.float16, torch.float32),
     )
 
@@ -115,10 +112,7 @@ def detect_cosmos(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | N
         latent_channels=config.z_channels,
         latent_dim=3,
         output_channels=config.image_channels,
-        downscale_ratio=(lambda frames: max(0, (frames + cell - 1) // cell), cell, cell),
-        upscale_ratio=(lambda frames: max(0, frames * cell - (cell - 1)), cell, cell),
-        downscale_index_formula=(cell, cell, cell),
-        upscale_index_formula=(cell, cell, cell),
+        **causal_ratios(cell, cell),
         working_dtypes=(torch.bfloat16, torch.float32),
     )
 
@@ -160,10 +154,7 @@ def detect_ltxv(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | Non
         memory_decode=functools.partial(memory, cell=space, time=time),
         latent_channels=z_channels,
         latent_dim=3,
-        downscale_ratio=(lambda frames: max(0, (frames + time - 1) // time), space, space),
-        upscale_ratio=(lambda frames: max(0, frames * time - (time - 1)), space, space),
-        downscale_index_formula=(time, space, space),
-        upscale_index_formula=(time, space, space),
+        **causal_ratios(time, space),
         working_dtypes=(torch.bfloat16, torch.float32),
     )
 
