@@ -9,6 +9,7 @@ from comfy.families.cosmos import CosmosPredict2Model as CosmosPredict2
 from comfy.families.cosmos_video import CosmosVideoModel as CosmosVideo
 from comfy.families.dit_model import SD3, Chroma, Flux, Flux2
 from comfy.families.hidream import HiDreamModel as HiDream
+from comfy.families.hunyuan3d import Hunyuan3D21Model as Hunyuan3Dv2_1
 from comfy.families.hunyuan3d import Hunyuan3DModel as Hunyuan3Dv2
 from comfy.families.hunyuan_dit import HunyuanDiTModel as HunyuanDiT
 from comfy.families.hunyuan_image import HunyuanImage21Model as HunyuanImage21

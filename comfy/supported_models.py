@@ -12,7 +12,7 @@ from comfy.families.cosmos_video import CosmosI2V, CosmosT2V
 from comfy.families.flux import Flux, FluxInpaint, FluxSchnell
 from comfy.families.flux2 import Flux2
 from comfy.families.hidream import HiDream
-from comfy.families.hunyuan3d import Hunyuan3Dv2, Hunyuan3Dv2mini
+from comfy.families.hunyuan3d import Hunyuan3Dv2, Hunyuan3Dv2_1, Hunyuan3Dv2mini
 from comfy.families.hunyuan_dit import HunyuanDiT, HunyuanDiT1
 from comfy.families.hunyuan_image import HunyuanImage21, HunyuanImage21Refiner
 from comfy.families.hunyuan_video import (

@@ -101,6 +101,7 @@ MODEL_FAMILIES: list[type[ModelFamily]] = [
     wan.WAN22_Animate,
     hunyuan3d.Hunyuan3Dv2mini,
     hunyuan3d.Hunyuan3Dv2,
+    hunyuan3d.Hunyuan3Dv2_1,
     hidream.HiDream,
     omnigen2.Omnigen2,
     qwen_image.QwenImage,

@@ -23,7 +23,6 @@ NETWORKS: Marks = (
     (("cap_embedder.1.weight", "cap_pad_token"), "Z-Image"),
     (("cap_embedder.1.weight",), "Lumina 2 or Z-Image, of a kind that is not known"),
     (("head.modulation",), "Wan, of a kind with other inputs"),
-    (("t_embedder.mlp.2.weight",), "Hunyuan3D 2.1"),
     (("txt_norm.weight",), "Qwen-Image"),
 )
 

@@ -19,6 +19,7 @@ from comfy.ldm.chroma_radiance.model import ChromaRadiance
 from comfy.ldm.cosmos.predict2 import MiniTrainDIT
 from comfy.ldm.flux.model import Flux
 from comfy.ldm.hunyuan3d.model import Hunyuan3Dv2
+from comfy.ldm.hunyuan3dv2_1.hunyuandit import HunYuanDiTPlain
 from comfy.ldm.hunyuan_video.model import HunyuanVideo
 from comfy.ldm.kandinsky5.model import Kandinsky5
 from comfy.ldm.lightricks.model import LTXVModel
@@ -35,6 +36,7 @@ from tests.comfy.families import (
     test_cosmos,
     test_flux2,
     test_hunyuan3d,
+    test_hunyuan3d21,
     test_hunyuan_video,
     test_kandinsky5,
     test_ltxv,
@@ -61,6 +63,7 @@ SMALL: dict[str, tuple[Any, dict[str, Any], tuple[int, ...], int]] = {
     "pixart": (PixArtMS, test_pixart.SIZES, (1, 4, 8, 8), test_pixart.TEXT),
     "hunyuan3d": (Hunyuan3Dv2, test_hunyuan3d.SIZES, (1, 64, 12), 64),
     "radiance": (ChromaRadiance, test_chroma_radiance.SIZES, (1, 3, 8, 8), 24),
+    "hunyuan3d21": (HunYuanDiTPlain, test_hunyuan3d21.SIZES, (1, 64, 12), 48),
     "auraflow": (MMDiT, test_auraflow.SIZES, (1, 4, 6, 5), test_auraflow.WIDTH),
     "lumina2": (NextDiT, test_lumina2.SIZES, test_lumina2.SHAPE, test_lumina2.TEXT),
     "cosmos": (MiniTrainDIT, test_cosmos.SIZES, test_cosmos.SHAPE, test_cosmos.TEXT),
@@ -215,6 +218,10 @@ LORAS = {
         "transformer.single_transformer_blocks.0.attn.to_q.lora_A",
         "lora_unet_single_blocks_1_linear1.lora_down",
     ),
+    "hunyuan3d21": (
+        "diffusion_model.blocks.0.attn1.to_q.lora_A",
+        "lora_unet_blocks_5_moe_experts_3_net_0_proj.lora_down",
+    ),
     "hunyuan3d": ("diffusion_model.double_blocks.0.img_attn.proj.lora_A",),
     "auraflow": (
         "transformer.joint_transformer_blocks.0.attn.to_q.lora_A",
@@ -246,12 +253,13 @@ WIDTHS |= {
     "pixart": 144,
     "radiance": 32,
     "hunyuan3d": 32,
+    "hunyuan3d21": 64,
     "lumina2": 96,
     "cosmos": 48,
     "omnigen2": 72,
     "kandinsky5": 32,
 }
-TIMES = {"linear1": 5, "attn_qkv": 3, "attn.qkv": 3, "attention_qkv": 3}
+TIMES = {"linear1": 5, "net_0_proj": 4, "attn_qkv": 3, "attn.qkv": 3, "attention_qkv": 3}
 
 
 @pytest.mark.parametrize(("family", "key"), CASES)

@@ -12,6 +12,7 @@ from torch.nn import functional
 from comfy.ldm.common_dit import RMSNorm
 from comfy.ldm.flux.math import apply_rope
 from comfy.nn import attention, patches
+from comfy.nn.experts import MoEGate, mixed
 
 NORM_EPS, HEAD_EPS = 1e-6, 1e-5
 INNER_MULTIPLE = 256
@@ -36,21 +37,6 @@ class FeedForwardSwiGLU(nn.Module):
         return self.w2(functional.silu(self.w1(x)) * self.w3(x))
 
 
-class MoEGate(nn.Module):
-    """Which experts a token goes to, and how much each counts."""
-
-    def __init__(self, width: int, experts: int, chosen: int, **place: Any) -> None:
-        super().__init__()
-        self.chosen = chosen
-        self.weight = nn.Parameter(torch.empty(experts, width, **place))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and numbers of the experts ``[N, chosen]`` of tokens ``[N, D]``."""
-        scores = functional.linear(x, self.weight.to(x)).softmax(dim=-1)
-        weights, numbers = scores.topk(self.chosen, dim=-1, sorted=False)
-        return weights, numbers
-
-
 class MOEFeedForwardSwiGLU(nn.Module):
     """Experts of which each token takes some, and one that all take."""
 
@@ -72,15 +58,7 @@ class MOEFeedForwardSwiGLU(nn.Module):
         self.gate = MoEGate(width, experts, chosen, **place)
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = x.flatten(0, -2)
-        weights, numbers = self.gate(tokens)
-        made = torch.zeros_like(tokens)
-        for number, expert in enumerate(self.experts):
-            rows, places = (numbers == number).nonzero(as_tuple=True)
-            if rows.numel():
-                share = weights[rows, places, None]
-                made.index_add_(0, rows, expert(tokens[rows]) * share.to(tokens))
-        return made.view_as(x) + self.shared_experts(x)
+        return mixed(x, self.gate, self.experts) + self.shared_experts(x)
 
 
 class HiDreamAttention(nn.Module):

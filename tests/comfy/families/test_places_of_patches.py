@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from comfy.ldm.cosmos.model import GeneralDIT
 from comfy.ldm.genmo.model import AsymmDiTJoint
-from tests.comfy.families import test_cosmos, test_cosmos_video, test_mochi
+from tests.comfy.families import test_cosmos, test_cosmos_video, test_hunyuan3d21, test_mochi
 from tests.comfy.families.test_mochi import waves
 
 Options = dict[str, Any]
@@ -41,7 +41,7 @@ def shifted(args: Options, extra: Options) -> Options:
     return {**made, "img": made["img"] + torch.arange(made["img"].shape[-1])}
 
 
-@pytest.mark.parametrize("make", [mochi, cosmos])
+@pytest.mark.parametrize("make", [mochi, cosmos, test_hunyuan3d21.given])
 @torch.inference_mode()
 def test_patches_and_wrappers_are_reached(make: Callable[[], Any]) -> None:
     model, given = make()
