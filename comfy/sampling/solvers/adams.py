@@ -6,6 +6,7 @@ they keep.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,17 @@ EQUAL_STEP_WEIGHTS = ((1,), (3, -1), (23, -16, 5), (55, -59, 37, -9))
 DEIS_POINTS = 10000
 # Levels 0.002 and 80 at times 1e-3 and 1 define the time in which DEIS interpolates.
 DEIS_TIME_START, DEIS_SIGMA_MIN, DEIS_SIGMA_MAX = 1e-3, 0.002, 80.0
+
+
+def _deis_beta() -> tuple[float, float]:
+    """d log(sigma^2 + 1) / d time is growth * time + start; the lower end in single precision."""
+    low = np.log(np.float32(DEIS_SIGMA_MIN) ** 2 + 1) / np.float32(DEIS_TIME_START)
+    high = math.log(DEIS_SIGMA_MAX**2 + 1)
+    growth = 2 * (float(low) - high) / (DEIS_TIME_START - 1)
+    return growth, high - 0.5 * growth
+
+
+DEIS_GROWTH, DEIS_START = _deis_beta()
 
 
 def _integrate(
@@ -162,25 +174,33 @@ def _variable_step_shares(ahead: Tensor, back: Sequence[Tensor]) -> list[Any]:
     return shares
 
 
-def _deis_time(levels: Tensor) -> tuple[np.ndarray, float, float]:
-    """Variance-preserving times of levels, and the slope and start of their beta.
-
-    In the precision of the levels, as pictures were made: the square of a low level is lost beside
-    one, and so are digits of its time. Only where nothing is left to tell two times apart, or one
-    from zero, they are taken in double precision.
+def _deis_times(levels: Tensor) -> Tensor:
+    """Variance-preserving times of levels, in their precision, as pictures were made: the square of
+    a low level is lost beside one, and so are digits of its time.
     """
+    variances = (levels**2 + 1).log()
+    return ((DEIS_START**2 + 2 * DEIS_GROWTH * variances).sqrt() - DEIS_START) / DEIS_GROWTH
 
-    def variance(sigma: Any) -> Tensor:
-        return torch.log(torch.as_tensor(sigma, dtype=levels.dtype) ** 2 + 1)
 
-    high, low = variance(DEIS_SIGMA_MAX), variance(DEIS_SIGMA_MIN)
-    beta_slope = 2 * (low / DEIS_TIME_START - high) / (DEIS_TIME_START - 1)
-    beta_min = high - 0.5 * beta_slope
-    times = ((beta_min**2 + 2 * beta_slope * variance(levels)).sqrt() - beta_min) / beta_slope
-    told_apart = bool(times.diff().abs().gt(0).all() and times[levels > 0].gt(0).all())
-    if not told_apart and levels.dtype != torch.float64:
-        return _deis_time(levels.double())
-    return times.double().numpy(), float(beta_slope), float(beta_min)
+def _deis_weights(times: Tensor, place: int, order: int) -> Tensor:
+    """Weights of the latest slopes for the step from a time to the next.
+
+    Integrals of d sigma / d time times each polynomial that is 1 at one of the latest times and 0
+    at the others, a plain sum in the precision of the times, as pictures were made.
+    """
+    begin, end = times[place], times[place + 1]
+    points = torch.linspace(float(begin), float(end), DEIS_POINTS, dtype=times.dtype)
+    alpha = torch.exp(-0.5 * points**2 * DEIS_GROWTH - points * DEIS_START)
+    one = (1 / alpha) * alpha  # what automatic differentiation of log(alpha) leaves of it
+    rise = one * DEIS_GROWTH * points + one * DEIS_START
+    d_sigma = 0.5 * rise / torch.sqrt(alpha * (1 - alpha))
+    nodes = [times[place - back] for back in range(order)]
+    past = [points - node for node in nodes]
+    sums = []
+    for node in nodes:
+        factors = [p / (node - other) for p, other in zip(past, nodes) if other is not node]
+        sums.append(torch.sum(d_sigma * math.prod(factors[1:], start=factors[0])))
+    return torch.stack(sums) * ((end - begin) / DEIS_POINTS)
 
 
 @torch.no_grad()
@@ -201,38 +221,22 @@ def sample_deis(
     if deis_mode != "tab":
         raise ValueError(f"unknown deis_mode {deis_mode!r}; known: tab")
     run = Trajectory(model, sigmas, extra_args, callback, disable, distinct=True)
-    times, beta_slope, beta_min = _deis_time(run.sigmas.cpu())
+    levels = run.sigmas.cpu()
+    times, fine_times = _deis_times(levels), _deis_times(levels.double())
 
-    # Places between two times, and their powers: an integral over a polynomial is a sum of moments.
-    places = np.linspace(0.0, 1.0, DEIS_POINTS)
-    powers = places ** np.arange(max_order)[:, None]
-
-    def weights(place: int) -> Sequence[float]:
-        begin, width = times[place], times[place + 1] - times[place]
-        nodes = [(node - begin) / width for node in _newest(times, place, max_order)]
-        if len(nodes) == 1:
+    def weights(place: int, order: int) -> list[float]:
+        if order == 1:
             return [run.levels[place + 1] - run.levels[place]]
-        points = begin + width * places
-        growth = beta_slope * points + beta_min  # d log(sigma^2 + 1) / d time
-        log_alpha = -(0.5 * beta_slope * points + beta_min) * points
-        less = np.expm1(log_alpha)  # alpha - 1
-        d_sigma = 0.5 * growth / np.sqrt((less + 1) * -less)
-        moments = powers[: len(nodes)] @ d_sigma * (width / DEIS_POINTS)
-        return [float(_basis(nodes, j) @ moments) for j in range(len(nodes))]
+        found = _deis_weights(times, place, order)
+        # Where single precision cannot tell two times apart, or one from zero.
+        if not bool(found.isfinite().all()):
+            found = _deis_weights(fine_times, place, order)
+        weights: list[float] = found.tolist()
+        return weights
 
     def step(x: Tensor, slopes: list[Tensor]) -> Tensor:
-        for slope, weight in zip(slopes, weights(run.index)):
+        for slope, weight in zip(slopes, weights(run.index, len(slopes))):
             x = x + slope * weight
         return x
 
     return _integrate(run, x, step, max_order)
-
-
-def _basis(nodes: Sequence[float], place: int) -> np.ndarray:
-    """Coefficients of a Lagrange basis polynomial, of rising powers."""
-    coefficients = np.ones(1)
-    for other, node in enumerate(nodes):
-        if other != place:
-            factor = np.array([-node, 1.0]) / (nodes[place] - node)
-            coefficients = np.convolve(coefficients, factor)
-    return coefficients

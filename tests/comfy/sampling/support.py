@@ -22,11 +22,15 @@ CPU = torch.device("cpu")
 
 
 def two_gaussians(x: Tensor, sigma: Tensor, centre: Tensor, flow: bool) -> Tensor:
-    """Exact estimate for data centre +- OFFSET with deviation SPREAD, per element."""
+    """Exact estimate for data centre +- OFFSET with deviation SPREAD, per element.
+
+    In the order of the recorded runs, so that they come back bit for bit.
+    """
     alpha = 1 - sigma if flow else torch.ones_like(sigma)
     y = x - alpha * centre
     variance = alpha**2 * SPREAD**2 + sigma**2
-    mean = alpha * SPREAD**2 * y + sigma**2 * OFFSET * torch.tanh(alpha * OFFSET * y / variance)
+    pull = alpha * SPREAD * SPREAD if flow else SPREAD**2
+    mean = pull * y + sigma**2 * OFFSET * torch.tanh(alpha * OFFSET * y / variance)
     return centre + mean / variance
 
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy import integrate
@@ -128,9 +129,10 @@ def dpmpp_3m_sde(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tenso
 
 
 def deis(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
-    high, low = (torch.log(torch.tensor(level) ** 2 + 1) for level in (80.0, 0.002))
-    rise = 2 * (low / 1e-3 - high) / (1e-3 - 1)
-    start = high - 0.5 * rise
+    # The lower end in single precision, the higher one in double, and so are its results.
+    low, high = torch.tensor(0.002).square() + 1, torch.tensor(80.0, dtype=torch.float64) ** 2 + 1
+    rise = 2 * (torch.tensor(np.log(low.numpy())) / 1e-3 - high.log()) / (1e-3 - 1)
+    start = high.log() - 0.5 * rise
     times = ((start**2 + 2 * rise * (sigmas**2 + 1).log()).sqrt() - start) / rise
     slopes: list[Tensor] = []
     for i, sigma, after in noisy_levels(sigmas):
@@ -139,14 +141,18 @@ def deis(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
             x = x + (after - sigma) * slopes[0]
             continue
         places = torch.linspace(float(times[i]), float(times[i + 1]), 10_000)
-        alpha = torch.exp(-(0.5 * rise * places + start) * places)
-        speed = 0.5 * (rise * places + start) / torch.sqrt(alpha * (1 - alpha))
+        places.requires_grad_()
+        with torch.enable_grad():
+            alpha = torch.exp(-0.5 * places**2 * (rise + start - start) - places * start)
+            (falling,) = torch.autograd.grad(alpha.log().sum(), places)
+        alpha, places = alpha.detach(), places.detach()
+        speed = -0.5 * falling / torch.sqrt(alpha * (1 - alpha))
         nodes = times[[i - back for back in range(len(slopes))]]
         for j, slope in enumerate(slopes):
             basis = torch.ones_like(places)
             for other in (*nodes[:j], *nodes[j + 1 :]):
-                basis = basis * (places - other) / (nodes[j] - other)
-            x = x + (speed * basis).sum() * (times[i + 1] - times[i]) / 10_000 * slope
+                basis = basis * ((places - other) / (nodes[j] - other))
+            x = x + (speed * basis).sum() * ((times[i + 1] - times[i]) / 10_000) * slope
     return model.at(x, sigmas[-2])
 
 
@@ -300,6 +306,7 @@ RUNS = [
     ("dpmpp_3m_sde", EDM, "kl_optimal", 40),
     ("deis", FLUX, "normal", 12),
     ("deis", FLUX, "ddim_uniform", 3),
+    ("deis", ZERO_SNR, "karras", 12),
     ("sa_solver", SD1, "simple", 50),
     ("sa_solver", SD3, "simple", 50),
     # From far above the latent's own size, of which the last long step leaves what rounding leaves.

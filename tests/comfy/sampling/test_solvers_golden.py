@@ -23,7 +23,7 @@ AMPLIFIED = {
     "dpm_2_ancestral": 2e-4, "heun": 8e-5, "res_multistep_ancestral": 8e-5,
     "res_multistep_ancestral_cfg_pp": 6e-5, "dpmpp_2m_cfg_pp": 5e-5, "ipndm_v": 4e-5,
     "dpmpp_2m_sde_heun": 4e-5, "dpmpp_2m_sde_heun_gpu": 4e-5, "seeds_3": 5e-5,
-    "res_multistep_cfg_pp": 4e-5, "dpm_adaptive": 4e-5, "deis": 3e-5,
+    "res_multistep_cfg_pp": 4e-5, "dpm_adaptive": 4e-5,
     # ... in the difference of three estimates ...
     "dpmpp_3m_sde": 1e-4, "dpmpp_3m_sde_gpu": 1e-4,
     # ... and of a motion that is asked a millionth of a level away.
