@@ -15,10 +15,12 @@ from comfy import loading
 from comfy.devices import residency
 from comfy.ldm.audio.dit import AudioDiffusionTransformer
 from comfy.ldm.aura.mmdit import MMDiT
+from comfy.ldm.chroma_radiance.model import ChromaRadiance
 from comfy.ldm.cosmos.model import GeneralDIT
 from comfy.ldm.cosmos.predict2 import MiniTrainDIT
 from comfy.ldm.genmo.model import AsymmDiTJoint
 from comfy.ldm.hidream.model import HiDreamImageTransformer2DModel
+from comfy.ldm.hunyuan3dv2_1.hunyuandit import HunYuanDiTPlain
 from comfy.ldm.hydit.models import HunYuanDiT
 from comfy.ldm.kandinsky5.model import Kandinsky5
 from comfy.ldm.lumina.model import NextDiT
@@ -29,9 +31,11 @@ from comfy_nodes.sampling import common_ksampler
 from tests.comfy.families import (
     test_auraflow,
     test_cascade,
+    test_chroma_radiance,
     test_cosmos,
     test_cosmos_video,
     test_hidream,
+    test_hunyuan3d21,
     test_hunyuan_dit,
     test_kandinsky5,
     test_lumina2,
@@ -93,6 +97,8 @@ CASES = {
         test_hunyuan_dit.TEXT,
         {"conditioning_mt5xl": (1, 5, test_hunyuan_dit.T5_TEXT)},
     ),
+    "radiance": Case(ChromaRadiance, test_chroma_radiance.SIZES, (1, 3, 8, 8), 24),
+    "hunyuan3d21": Case(HunYuanDiTPlain, test_hunyuan3d21.SIZES, (1, 64, 12), 48),
     "mochi": Case(AsymmDiTJoint, test_mochi.SIZES, test_mochi.SHAPE, test_mochi.TEXT),
     "cascade_c": Case(*test_cascade.NETWORKS["c"], test_cascade.C_SHAPE, test_cascade.TEXT, POOLED),
     "cascade_b": Case(*test_cascade.NETWORKS["b"], test_cascade.B_SHAPE, test_cascade.TEXT, POOLED),
