@@ -65,10 +65,15 @@ def create_blur_map(
 
 
 class AttentionRecorder:
-    """Self-attention that keeps the scores of the negative entry."""
+    """Self-attention that keeps the scores of the negative entry.
+
+    Of several negative entries that can share a call it is the first one there, also where memory
+    keeps them apart; of those that cannot, the last.
+    """
 
     def __init__(self) -> None:
         self.scores: Tensor | None = None
+        self._group: Any = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, extra_options: dict[str, Any]) -> Tensor:
         heads, order = extra_options["n_heads"], extra_options["cond_or_uncond"]
@@ -79,8 +84,11 @@ class AttentionRecorder:
         queries, keys, values = (split_heads(part, heads) for part in (q, k, v))
         scale = queries.shape[-1] ** -0.5
         weights = (queries.float() @ keys.float().transpose(-1, -2) * scale).softmax(dim=-1)
-        item, start = q.shape[0] // len(order), order.index(1)
-        self.scores = weights[start * item : (start + 1) * item].flatten(0, 1)
+        group = extra_options.get(batching.CALL_GROUP)
+        if group is None or group is not self._group:
+            self._group = group
+            item, start = q.shape[0] // len(order), order.index(1)
+            self.scores = weights[start * item : (start + 1) * item].flatten(0, 1)
         return merge_heads(weights.to(values.dtype) @ values)
 
 

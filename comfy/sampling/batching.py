@@ -30,6 +30,8 @@ LARGE_LATENT = 2**20
 # Model options for patches that compare the lists. Where they have calls of their own, the
 # negative's comes first; a call takes an entry of each that can share it, whatever memory there is.
 NEGATIVE_FIRST, TOGETHER = "negative_first", "lists_together"
+# In transformer_options: calls that memory alone kept apart have the same object here.
+CALL_GROUP = "call_group"
 # Starting value of the total weight: cells that no entry covers come out as 0, not as NaN.
 NO_WEIGHT = 1e-37
 
@@ -42,23 +44,31 @@ def _shapes_of(jobs: Sequence[tuple[Job, int]]) -> dict[str, list[list[int]]]:
     return shapes
 
 
+def _alike_jobs(jobs: Sequence[tuple[Job, int]], last_first: bool) -> list[int]:
+    """Indices of the jobs that could share the next call, newest first.
+
+    Args:
+        last_first: Those that fit the newest one in place of the oldest.
+    """
+    first = jobs[-1 if last_first else 0][0]
+    return [i for i in range(len(jobs)) if job_functions.can_concat_cond(jobs[i][0], first)][::-1]
+
+
 def _choose_batch(
     model: Any,
     jobs: Sequence[tuple[Job, int]],
+    alike: Sequence[int],
     device: Any,
-    last_first: bool = False,
     together: bool = False,
-) -> list[int]:
-    """Indices of the jobs of the next call, newest first: as many as fit into memory.
+) -> Sequence[int]:
+    """As many of the alike jobs' indices as fit into memory.
 
     Args:
-        last_first: Begin with the jobs that fit the newest one in place of the oldest.
         together: Take one of each list at least.
     """
-    first = jobs[-1 if last_first else 0][0]
+    first = jobs[alike[-1]][0]
     if first.input_x.numel() > LARGE_LATENT:
         _require_capacity(model, first, device)
-    alike = [i for i in range(len(jobs)) if job_functions.can_concat_cond(jobs[i][0], first)][::-1]
     least = _one_of_each_list(jobs, alike) if together else 1
     if len(alike) == least or get_runtime().precision.deterministic:
         # A larger batch may round differently, and memory differs from day to day.
@@ -253,13 +263,21 @@ def _calc_cond_batch(
     hooked = any("hooks" in entry for entries in conds for entry in entries or ())
     shown = getattr(patcher, "current_hooks", None)
     hooked = hooked or (shown is not None and shown is not getattr(patcher, "forced_hooks", None))
-    order = [bool(model_options.get(name, False)) for name in (NEGATIVE_FIRST, TOGETHER)]
+    last_first, together = (
+        bool(model_options.get(name, False)) for name in (NEGATIVE_FIRST, TOGETHER)
+    )
     for hooks, jobs in by_hooks.items():
         hook_options = patcher.apply_hooks(hooks=hooks) if hooked else {}
+        group, mates = object(), set[int]()
         while jobs:
-            chosen = _choose_batch(model, jobs, x_in.device, *order)
+            alike = _alike_jobs(jobs, last_first)
+            if not mates.issuperset(id(jobs[index]) for index in alike):
+                group = object()
+            mates = {id(jobs[index]) for index in alike}
+            chosen = _choose_batch(model, jobs, alike, x_in.device, together)
             batch = [jobs.pop(index) for index in chosen]
-            call = partial(_call_model, model, batch, timestep, model_options, hook_options)
+            options = {**hook_options, CALL_GROUP: group}
+            call = partial(_call_model, model, batch, timestep, model_options, options)
             outputs = call() if patcher is None else residency.run_or_make_room(patcher, call)
             for output, (job, index) in zip(outputs, batch):
                 results[index].add(output, job)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from comfy.sampling import guidance
+from comfy.sampling import batching, conditioning, guidance
 from comfy_extras import (
     nodes_apg,
     nodes_cfg,
@@ -28,7 +28,7 @@ from comfy_extras import (
     nodes_tcfg,
     nodes_video_model,
 )
-from tests.comfy.sampling.support import TestModel, assert_same_but_rounding, patcher
+from tests.comfy.sampling.support import CPU, TestModel, assert_same_but_rounding, patcher
 
 SIGMA, SCALE, SHAPE = 1.7, 5.0, (3, 4, 6, 10)
 Array = np.ndarray
@@ -317,6 +317,46 @@ def test_self_attention_guidance(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same_but_rounding(seen[0], degraded + X - UNCOND)
     expected = UNCOND + SCALE * (COND - UNCOND) + 0.7 * (degraded - estimate)
     assert_same_but_rounding(made, expected)
+
+
+class Attends(TestModel):
+    """Calls a recorder with a token of the text's value; memory may hold one entry only."""
+
+    def __init__(self, recorder: Any, is_scarce: bool) -> None:
+        super().__init__()
+        self.recorder, self.is_scarce = recorder, is_scarce
+
+    def memory_required(self, input_shape: Any, cond_shapes: Any = None) -> float:
+        return float(self.is_scarce and input_shape[0] > 1)
+
+    def apply_model(self, x: Tensor, t: Tensor, c_crossattn: Tensor, **kw: Any) -> Tensor:
+        tokens = c_crossattn[:, :1] * torch.tensor([[1.0], [0.0]])
+        self.recorder(tokens, tokens, tokens, {**kw["transformer_options"], "n_heads": 1})
+        return x
+
+
+@pytest.mark.parametrize("is_scarce", [False, True])
+@pytest.mark.parametrize("shares", [True, False])
+def test_self_attention_of_several_negatives_is_the_same_whatever_memory_there_is(
+    shares: bool, is_scarce: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alike negatives: the newest, which comes first in a call of all. Others: the last call's."""
+    monkeypatch.setattr(batching.memory, "recent_free_memory", lambda _: 1.0)
+    lengths = (3, 3, 3) if shares else (3, 10, 17)
+    texts = [torch.full((1, length, 4), value + 1.0) for value, length in enumerate(lengths)]
+    recorder, x = nodes_sag.AttentionRecorder(), torch.zeros(1, 4, 8, 8)
+    model = Attends(recorder, is_scarce)
+    lists = {"positive": texts[:1], "negative": texts}
+    ready = {
+        name: conditioning.convert_cond([[text, {}] for text in given])
+        for name, given in lists.items()
+    }
+    ready = conditioning.process_conds(model, x, ready, CPU)
+    batching.calc_cond_batch(model, [*ready.values()], x, torch.ones(1), {})
+    assert recorder.scores is not None
+    product = 4 * 3.0 * 3.0 / 2  # four channels of the newest text's value, by the root of four
+    expected = torch.tensor([[product, 0.0], [0.0, 0.0]]).softmax(-1)
+    torch.testing.assert_close(recorder.scores[0], expected)
 
 
 def test_perturbed_attention_guidance(monkeypatch: pytest.MonkeyPatch) -> None:
