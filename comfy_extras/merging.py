@@ -30,9 +30,11 @@ def merged_model(model1: Any, model2: Any, strengths: Strengths) -> tuple[Any]:
     others = model2.get_key_patches(NETWORK)
     check_alike("model", (model1, model2), model1.get_key_patches(NETWORK), others)
     view = model1.clone()
+    alike: dict[tuple[float, float], dict[str, Any]] = {}  # each call lists all keys of the model
     for key, patch in others.items():
-        second, first = strengths(key)
-        view.add_patches({key: patch}, second, first)
+        alike.setdefault(strengths(key), {})[key] = patch
+    for (second, first), patches in alike.items():
+        view.add_patches(patches, second, first)
     return (view,)
 
 
@@ -46,9 +48,8 @@ def merged_clip(clip1: Any, clip2: Any, second: float, first: float) -> tuple[An
     encoders = (clip1.cond_stage_model, clip2.cond_stage_model)
     check_alike("clip", encoders, clip1.get_key_patches(), others)
     view = clip1.clone()
-    for key, patch in others.items():
-        if not key.endswith(NOT_MERGED):
-            view.add_patches({key: patch}, second, first)
+    mixed = {key: patch for key, patch in others.items() if not key.endswith(NOT_MERGED)}
+    view.add_patches(mixed, second, first)
     return (view,)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from comfy_api.latest import io
@@ -16,15 +16,22 @@ def factor_input(id: str) -> io.Float.Input:
     return io.Float.Input(id, default=1.0, min=0.0, max=10.0, step=0.01)
 
 
-def multiplied(patcher: Any, factors: Mapping[str, float]) -> Any:
-    """A view whose weights are multiplied, by key ending; the first ending that fits counts."""
-    view = patcher.clone()
+def multiplied(patcher: Any, factor_of: Callable[[str], float | None]) -> Any:
+    """A view whose weights are multiplied by a factor for each key; None leaves a weight alone."""
+    keys: dict[float, list[str]] = {}  # by factor, for each call below lists all keys of the model
     for key in patcher.model_state_dict():
-        for ending, factor in factors.items():
-            if key.endswith(ending):
-                view.add_patches({key: (None,)}, 0.0, factor)
-                break
+        factor = factor_of(key)
+        if factor is not None:
+            keys.setdefault(factor, []).append(key)
+    view = patcher.clone()
+    for factor, group in keys.items():
+        view.add_patches(dict.fromkeys(group, (None,)), 0.0, factor)
     return view
+
+
+def by_ending(factors: Mapping[str, float]) -> Callable[[str], float | None]:
+    """The factor of the first ending that fits a key."""
+    return lambda key: next((factors[end] for end in factors if key.endswith(end)), None)
 
 
 def attention_factors(layer: str, q: float, k: float, v: float, out: float) -> dict[str, float]:
@@ -57,7 +64,7 @@ class UNetSelfAttentionMultiply(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, q: float, k: float, v: float, out: float) -> io.NodeOutput:
-        return io.NodeOutput(multiplied(model, attention_factors("attn1", q, k, v, out)))
+        return io.NodeOutput(multiplied(model, by_ending(attention_factors("attn1", q, k, v, out))))
 
     patch = execute
 
@@ -71,7 +78,7 @@ class UNetCrossAttentionMultiply(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, q: float, k: float, v: float, out: float) -> io.NodeOutput:
-        return io.NodeOutput(multiplied(model, attention_factors("attn2", q, k, v, out)))
+        return io.NodeOutput(multiplied(model, by_ending(attention_factors("attn2", q, k, v, out))))
 
     patch = execute
 
@@ -100,23 +107,10 @@ class CLIPAttentionMultiply(io.ComfyNode):
             for part in ("weight", "bias")
         }
         view = clip.clone()
-        view.patcher = multiplied(clip.patcher, factors)
+        view.patcher = multiplied(clip.patcher, by_ending(factors))
         return io.NodeOutput(view)
 
     patch = execute
-
-
-def temporal_factors(
-    self_structural: float,
-    self_temporal: float,
-    cross_structural: float,
-    cross_temporal: float,
-) -> Iterator[tuple[str, bool, float]]:
-    """(key part of an attention, whether it is temporal, factor of its output)."""
-    yield "attn1.to_out.0", False, self_structural
-    yield "attn1.to_out.0", True, self_temporal
-    yield "attn2.to_out.0", False, cross_structural
-    yield "attn2.to_out.0", True, cross_temporal
 
 
 class UNetTemporalAttentionMultiply(io.ComfyNode):
@@ -141,16 +135,15 @@ class UNetTemporalAttentionMultiply(io.ComfyNode):
         cross_structural: float,
         cross_temporal: float,
     ) -> io.NodeOutput:
-        rows = list(
-            temporal_factors(self_structural, self_temporal, cross_structural, cross_temporal)
-        )
-        view = model.clone()
-        for key in model.model_state_dict():
-            for part, temporal, factor in rows:
-                fits = key.endswith((f"{part}.weight", f"{part}.bias"))
-                if fits and ("time_stack" in key) == temporal:
-                    view.add_patches({key: (None,)}, 0.0, factor)
-        return io.NodeOutput(view)
+        structural = {"attn1.to_out.0": self_structural, "attn2.to_out.0": cross_structural}
+        temporal = {"attn1.to_out.0": self_temporal, "attn2.to_out.0": cross_temporal}
+
+        def factor_of(key: str) -> float | None:
+            factors = temporal if "time_stack" in key else structural
+            layer = key.removesuffix(".weight").removesuffix(".bias")
+            return next((factors[end] for end in factors if layer.endswith(end)), None)
+
+        return io.NodeOutput(multiplied(model, factor_of))
 
     patch = execute
 
