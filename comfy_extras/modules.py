@@ -69,6 +69,7 @@ MODULES: tuple[str, ...] = (
     "nodes_math",
     "nodes_resolution",
     "nodes_text_files",
+    "nodes_textgen",
     "nodes_image_compare",
     "nodes_morphology",
     "nodes_canny",

@@ -14,9 +14,10 @@ from comfy.text_encoders.lt import CONNECTORS
 
 CHANNELS_PER_HEAD = 64  # what every published text encoder of CLIP or BERT uses
 ENCODERS = ("clip_l", "clip_g", "clip_h")
-T5_ENCODERS = ("t5xxl", "umt5xxl", "t5base", "byt5_small", "pile_t5xl", "mt5xl")
+T5_ENCODERS = ("t5xxl", "umt5xxl", "umt5base", "t5base", "byt5_small", "pile_t5xl", "mt5xl")
 BERT = "hydit_clip"
-EVERYWHERE = ("umt5xxl", "pile_t5xl")  # each block has a table of distances
+JINA = "jina_clip_2"
+EVERYWHERE = ("umt5xxl", "umt5base", "pile_t5xl")  # each block has a table of distances
 LLM_ENCODERS = (
     "qwen25_7b",
     "qwen25_3b",
@@ -67,6 +68,8 @@ def text_model_configs(
         configs[f"{BERT}_model_config"] = _bert_config(
             state_dict, f"{BERT}.transformer.bert.", hints
         )
+    if any(key.startswith(f"{JINA}.transformer.") for key in state_dict):
+        configs[f"{JINA}_model_config"] = _jina_config(state_dict, f"{JINA}.transformer.model.")
     for encoder in LLM_ENCODERS:
         prefix = f"{encoder}.transformer.model."
         if any(key.startswith(f"{prefix}layers.") for key in state_dict):
@@ -104,6 +107,7 @@ def _llm_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]
         "num_key_value_heads": _shape(state_dict, f"{layer}self_attn.k_proj.weight")[0] // head,
         "head_dim": head,
         "final_norm": f"{prefix}norm.weight" in state_dict,
+        "lm_head": f"{prefix.removesuffix('model.')}lm_head.weight" in state_dict,
     }
 
 
@@ -200,6 +204,20 @@ def _bert_config(
         "num_hidden_layers": count_consecutive(state_dict, f"{prefix}encoder.layer."),
         "num_attention_heads": hints.get("num_attention_heads", max(1, width // CHANNELS_PER_HEAD)),
         "max_position_embeddings": positions,
+        "vocab_size": vocabulary,
+    }
+
+
+def _jina_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    vocabulary, width = _shape(state_dict, f"{prefix}embeddings.word_embeddings.weight")
+    kinds, _ = _shape(state_dict, f"{prefix}embeddings.token_type_embeddings.weight")
+    inner, _ = _shape(state_dict, f"{prefix}encoder.layers.0.mlp.fc1.weight")
+    return {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": count_consecutive(state_dict, f"{prefix}encoder.layers."),
+        "num_attention_heads": max(1, width // CHANNELS_PER_HEAD),
+        "type_vocab_size": kinds,
         "vocab_size": vocabulary,
     }
 

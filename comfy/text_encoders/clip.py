@@ -14,7 +14,8 @@ from torch import Tensor
 from comfy.devices import placement, precision, residency
 from comfy.ops.encoded import state_dict_for_file
 from comfy.patching.patcher import ModelPatcher
-from comfy.text_encoders import weighting
+from comfy.text_encoders import weighting, writing
+from comfy.text_encoders.generation import Choice
 from comfy.text_encoders.scheduling import encode_scheduled
 from comfy.weights.fill import fill
 
@@ -144,7 +145,13 @@ class CLIP:
         self.layer_idx = layer_idx
 
     def tokenize(self, text: str, return_word_ids: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """Chunks of ``(token, weight)`` by encoder name (``"l"``, ``"g"``, ``"t5xxl"``, ...)."""
+        """Chunks of ``(token, weight)`` by encoder name (``"l"``, ``"g"``, ``"t5xxl"``, ...).
+
+        With one of ``skip_template``, ``thinking`` and ``system_prompt`` they are tokens for
+        `generate`: the text in its language model's conversation (see `writing.asked_tokens`).
+        """
+        if not writing.ASKS.isdisjoint(kwargs):
+            return writing.asked_tokens(self.tokenizer, text, **kwargs)
         options = {**self.tokenizer_options, **(kwargs.get("tokenizer_options") or {})}
         if options:
             kwargs["tokenizer_options"] = options
@@ -213,6 +220,41 @@ class CLIP:
     def encode(self, text: str) -> Tensor:
         """Conditioning of a text."""
         return self.encode_from_tokens(self.tokenize(text))
+
+    def generate(
+        self,
+        tokens: Mapping[str, Any],
+        do_sample: bool = True,
+        max_length: int = 256,
+        temperature: float = 1.0,
+        top_k: int = 50,
+        top_p: float = 0.95,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+        presence_penalty: float = 0.0,
+    ) -> list[int]:
+        """Ids of the words that a language model writes behind some tokens; see `Choice`.
+
+        Args:
+            tokens: As `tokenize` gives them.
+            max_length: How many words at most.
+
+        Raises:
+            ValueError: The encoder cannot write.
+        """
+        choice = Choice(
+            do_sample, temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, seed
+        )
+        return writing.written(self, tokens, choice, max_length)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of the ids that `generate` gives.
+
+        Args:
+            skip_special_tokens: Whether marks, such as a text's end, are left out.
+        """
+        return writing.words(self.tokenizer, token_ids, skip_special_tokens)
 
     def load_sd(self, sd: StateDict, full_model: bool = False) -> Any:
         """Load weights of one encoder, or of all with ``full_model``; returns what did not fit."""

@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from comfy.text_encoders.conversations import LLAMA3
 from comfy.text_encoders.encoder import Chunk
 from comfy.text_encoders.language_model import LanguageModel
 from comfy.text_encoders.pieces import read_pieces
@@ -49,7 +50,7 @@ TEMPLATE = (
 CONFIG: dict[str, Any] = {
     "vocab_size": 128320, "hidden_size": 4096, "intermediate_size": 14336,
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "qk_norm": False,
+    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "qk_norm": False, "ties_words": False,
 }  # fmt: skip
 
 
@@ -95,6 +96,7 @@ def find_llama_pieces(folders: Iterable[str]) -> str | None:
 class LlamaTokenizer(SDTokenizer):
     """Llama's tokens in one chunk of any length, and of a least one."""
 
+    conversation = LLAMA3
     fewest: ClassVar[int] = MIN_LENGTH
     pad: ClassVar[int] = PAD
 

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from comfy.ldm.llm.model import DecoderLLM
+from comfy.text_encoders.conversations import GEMMA
 from comfy.text_encoders.encoder import SD1ClipModel, SDClipModel, keeping
 from comfy.text_encoders.pieces import read_pieces
 from comfy.text_encoders.sentencepiece_file import read_piece_file, tokenizer_of
@@ -35,6 +36,7 @@ GEMMA2_CONFIG: dict[str, Any] = {
     "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216,
     "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
     "head_dim": 256, "rope_theta": 10000.0, "qk_norm": False, "transformer_type": "gemma2",
+    "score_cap": 50.0, "word_cap": 30.0,
 }  # fmt: skip
 GEMMA3_CONFIG: dict[str, Any] = {
     "vocab_size": 262208, "hidden_size": 2560, "intermediate_size": 10240,
@@ -89,6 +91,8 @@ def find_gemma_pieces(folders: Iterable[str]) -> str | None:
 
 class GemmaTokenizer(SDTokenizer):
     """Gemma's tokens in one chunk of any length."""
+
+    conversation = GEMMA
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from comfy.ldm.llm.model import DecoderLLM, Intermediate
+from comfy.text_encoders.conversations import MISTRAL
 from comfy.text_encoders.encoder import Chunk, keeping
 from comfy.text_encoders.language_model import LanguageModel, LanguageModelAlone
 from comfy.text_encoders.t5_pieces import DATA_ENTRY
@@ -28,12 +29,14 @@ TEMPLATE = (
 CONFIG: dict[str, Any] = {
     "vocab_size": 131072, "hidden_size": 5120, "intermediate_size": 32768,
     "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5, "rope_theta": 1e9, "qk_norm": False,
+    "rms_norm_eps": 1e-5, "rope_theta": 1e9, "qk_norm": False, "ties_words": False,
 }  # fmt: skip
 
 
 class MistralTokenizer(SDTokenizer):
     """Mistral's tokens in one chunk of any length."""
+
+    conversation = MISTRAL
 
     def __init__(
         self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from comfy.text_encoders.conversations import QWEN25
 from comfy.text_encoders.encoder import keeping
 from comfy.text_encoders.language_model import LanguageModel, LanguageModelAlone
 from comfy.text_encoders.qwen import PAD, QwenTokenizer
@@ -31,6 +32,8 @@ CONFIG: dict[str, Any] = {
 
 
 class _Tokenizer(QwenTokenizer):
+    conversation = QWEN25
+
     def __init__(
         self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
     ) -> None:

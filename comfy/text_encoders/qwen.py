@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from comfy import progress
 from comfy.ldm.llm.qwen_vl import IMAGE, QwenVL
+from comfy.text_encoders import conversations
 from comfy.text_encoders.encoder import Chunk, SD1ClipModel, keeping
 from comfy.text_encoders.language_model import LanguageModel, LanguageModelAlone
 from comfy.text_encoders.pieces import read_pieces
@@ -54,7 +55,7 @@ Z_IMAGE_TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 QWEN25_CONFIG: dict[str, Any] = {
     "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
     "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
-    "qkv_bias": True, "qk_norm": False, "rope_dims": (16, 24, 24),
+    "qkv_bias": True, "qk_norm": False, "rope_dims": (16, 24, 24), "ties_words": False,
 }  # fmt: skip
 
 
@@ -104,6 +105,8 @@ def _knows_turns(path: Path) -> bool:
 class QwenTokenizer(SDTokenizer):
     """Qwen's tokens in one chunk of any length."""
 
+    conversation = conversations.QWEN3
+
     def __init__(
         self,
         embedding_directory: Any = None,
@@ -133,6 +136,8 @@ class QwenTokenizer(SDTokenizer):
 
 
 class _Qwen25Tokenizer(QwenTokenizer):
+    conversation = conversations.QWEN25_VL
+
     def __init__(
         self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
     ) -> None:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 PIECES, TRAINING, NORMALISING = 1, 2, 3  # fields of the whole message
 TEXT, SCORE, KIND = 1, 2, 3  # fields of a piece
@@ -167,6 +167,7 @@ def tokenizer_of(file: PieceFile, marks_in_text: bool = False) -> Tokenizer:
         words_apart = not any(BLANK in text[1:] for text, _ in file.pieces)  # else blanks join, too
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(BLANK, "never", words_apart)
     tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.decoder = _decoder(file.adds_prefix)
     if file.merges:
         names = [file.pieces[number][0] for number in file.typed]
         tokenizer.add_tokens([AddedToken(n, special=False, normalized=True) for n in names])
@@ -174,6 +175,14 @@ def tokenizer_of(file: PieceFile, marks_in_text: bool = False) -> Tokenizer:
         names = [file.pieces[number][0] for number in file.marks]
         tokenizer.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in names])
     return tokenizer
+
+
+def _decoder(drops_first_blank: bool) -> decoders.Decoder:
+    """The way back from pieces to text."""
+    steps = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if drops_first_blank:
+        steps.append(decoders.Strip(" ", 1, 0))
+    return decoders.Sequence(steps)
 
 
 def _merging_model(file: PieceFile, pieces: list[tuple[str, float]]) -> models.BPE:

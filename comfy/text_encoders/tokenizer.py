@@ -13,6 +13,7 @@ from comfy import progress
 from comfy.text_encoders import embeddings
 from comfy.text_encoders.bpe import CLIPTokenizer
 from comfy.text_encoders.chunks import ChunkRules, Group, make_chunks
+from comfy.text_encoders.conversations import Conversation
 from comfy.text_encoders.prompt_weights import (
     escape_important,
     token_weights,
@@ -59,10 +60,13 @@ class SDTokenizer:
         embedding_directory: Folder or folders of embeddings; None leaves `embedding:` plain text.
         embedding_key: Name of this encoder in embedding files.
         inv_vocab: Id -> word piece.
+        conversation: How its model is asked to write; None of models that do not.
 
     Entries ``<embedding_key>_max_length`` and ``..._min_length`` of the tokenizer data override
     those of a kind of encoder: Long-CLIP has more positions than CLIP.
     """
+
+    conversation: ClassVar[Conversation | None] = None
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ T5_NAMES: dict[str, str] = {
 LLM_NAMES: dict[str, str] = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
+    "output": "lm_head",
     "blk.N.attn_norm": "model.layers.N.input_layernorm",
     "blk.N.attn_q": "model.layers.N.self_attn.q_proj",
     "blk.N.attn_k": "model.layers.N.self_attn.k_proj",
@@ -81,8 +82,8 @@ ARCHITECTURES: dict[str, dict[str, str]] = {
 }
 TURNING_NEIGHBOURS = ("llama", "mistral3")  # whose queries and keys have another order
 COUNTING_FROM_ZERO = ("gemma2", "gemma3")
-# Tensors that no text encoder needs: the way back to words, and tables that follow from sizes.
-UNUSED = re.compile(r"^(dec\.|output\.weight$|rope_freqs|rope_factors)")
+# Tensors that no text encoder needs: T5's way back to words, and tables that follow from sizes.
+UNUSED = re.compile(r"^(dec\.|rope_freqs|rope_factors)")
 OF_LLAMA_CPP = re.compile(r"^(enc\.|v\.)?blk\.\d+\.attn_")
 
 

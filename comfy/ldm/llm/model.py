@@ -1,7 +1,8 @@
 """Decoder language models as text encoders: Llama 3, Mistral, Qwen 2.5 and 3, Gemma 2 and 3.
 
 Each token sees those before it. Keys follow the published files:
-``model.embed_tokens``, ``model.layers.N.self_attn``, ``.mlp``, ``model.norm``.
+``model.embed_tokens``, ``model.layers.N.self_attn``, ``.mlp``, ``model.norm``, ``lm_head``.
+They also continue texts: then what layers keep of earlier tokens is in a `KeyValueCache`.
 Source: https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2505.09388,
 https://arxiv.org/abs/2503.19786.
 """
@@ -9,83 +10,20 @@ https://arxiv.org/abs/2503.19786.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from comfy import ops
 from comfy.ldm.common_dit import rms_norm
+from comfy.ldm.llm.cache import KeyValueCache, LayerCache
+from comfy.ldm.llm.config import LLMConfig as LLMConfig
 from comfy.nn import attention
-from comfy.nn.config import NetworkConfig
+from comfy.ops.cast import cast_bias_weight, uncast_bias_weight
 
 Intermediate = int | str | Sequence[int] | None
-
-
-@dataclass(frozen=True)
-class LLMConfig(NetworkConfig):
-    """Sizes of one model; defaults are those of Qwen 3 4B.
-
-    Attributes:
-        num_key_value_heads: Heads of keys and values; several heads of queries share one.
-        qkv_bias: Whether the projections have biases (Qwen 2.5).
-        qk_norm: Whether queries and keys are normed (Qwen 3).
-        rope_dims: Angles of a head that follow a token's place in time, height and width, for
-            models that take pictures; None: all follow one number.
-        final_norm: Whether the last states are normed (not where the last layers were cut off).
-        transformer_type: "gemma2" and "gemma3" also norm what attention and feed-forward give,
-            count the weights of norms from 1, have GELU for SiLU, and multiply embeddings by the
-            root of their width.
-        rope_theta, rope_scale: Longest wave of places, and what they are divided by; two of each
-            where layers that see all tokens and layers that see near ones differ.
-        sliding_attention: How many tokens a layer sees, False for all; repeated over the layers.
-    """
-
-    vocab_size: int = 151936
-    hidden_size: int = 2560
-    intermediate_size: int = 9728
-    num_hidden_layers: int = 36
-    num_attention_heads: int = 32
-    num_key_value_heads: int = 8
-    head_dim: int = 128
-    rms_norm_eps: float = 1e-6
-    rope_theta: float | Sequence[float] = 1000000.0
-    rope_scale: Sequence[float] | None = None
-    qkv_bias: bool = False
-    qk_norm: bool = True
-    rope_dims: Sequence[int] | None = None
-    final_norm: bool = True
-    transformer_type: str = "llama"
-    sliding_attention: Sequence[int | bool] | None = None
-
-    @property
-    def is_gemma(self) -> bool:
-        """Whether this is a Gemma 2 or 3."""
-        return self.transformer_type.startswith("gemma")
-
-    def window(self, layer: int) -> int:
-        """How many tokens a layer sees; 0 for all."""
-        windows = self.sliding_attention
-        return int(windows[layer % len(windows)]) if windows else 0
-
-    def waves(self, is_near: bool) -> tuple[float, float]:
-        """Longest wave and divisor of places, in layers that see near tokens or all."""
-        theta, scale = self.rope_theta, self.rope_scale
-        longest = theta if isinstance(theta, (int, float)) else theta[is_near]
-        return float(longest), 1.0 if scale is None else scale[is_near]
-
-    def __post_init__(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} heads "
-                "of keys"
-            )
-        if self.rope_dims is not None and 2 * sum(self.rope_dims) != self.head_dim:
-            raise ValueError(
-                f"rope_dims {list(self.rope_dims)} do not add up to half of head_dim "
-                f"{self.head_dim}"
-            )
 
 
 class RMSNorm(nn.Module):
@@ -137,6 +75,7 @@ class Attention(nn.Module):
     def __init__(self, config: LLMConfig, operations: Any, **place: Any) -> None:
         super().__init__()
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
+        self.score_cap = config.score_cap
         width, inner = config.hidden_size, config.head_dim
         for name, heads in (("q", self.heads), ("k", self.groups), ("v", self.groups)):
             layer = operations.Linear(width, heads * inner, bias=config.qkv_bias, **place)
@@ -152,15 +91,50 @@ class Attention(nn.Module):
     k_proj: nn.Module
     v_proj: nn.Module
 
-    def forward(self, x: Tensor, mask: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        turn: tuple[Tensor, Tensor],
+        cache: LayerCache | None = None,
+    ) -> Tensor:
         q = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k = self.k_proj(x).unflatten(-1, (self.groups, -1)).transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.groups, -1)).transpose(1, 2)
         q, k = rotate(self.q_norm(q), turn), rotate(self.k_norm(k), turn)
+        if cache is not None:
+            return self.o_proj(self._seen(q, *cache.extend(k, v), mask))
         shared = self.heads // self.groups
         k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
         out = attention.optimized_attention(q, k, v, self.heads, mask=mask, skip_reshape=True)
         return self.o_proj(out)
+
+    def _seen(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """What tokens ``[B, heads, L, D]`` see of all until them ``[B, groups, M, D]``."""
+        if self.score_cap is not None:
+            return _capped(q, k, v, mask, self.score_cap)
+        if q.shape[2] > 1:
+            return attention.optimized_attention(q, k, v, self.heads, mask=mask, skip_reshape=True)
+        # One token: the heads that share keys are rows of one product, and no key is repeated.
+        rows = q.unflatten(1, (self.groups, -1)).squeeze(3)
+        out = attention.optimized_attention(
+            rows, k, v, self.groups, mask=mask, skip_reshape=True, skip_output_reshape=True
+        )
+        return out.flatten(1)[:, None]
+
+
+def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cap: float) -> Tensor:
+    """Attention whose scores stay within ``-cap..cap``.
+
+    Source: https://arxiv.org/abs/2408.00118, section 2.
+    """
+    rows = q.unflatten(1, (k.shape[1], -1))
+    scores = rows @ k[:, :, None].transpose(-1, -2) * q.shape[-1] ** -0.5
+    scores = cap * (scores / cap).tanh()
+    if mask is not None:
+        scores = scores + mask[:, :, None]
+    seen = scores.float().softmax(dim=-1).to(v.dtype) @ v[:, :, None]
+    return seen.flatten(1, 2).transpose(1, 2).flatten(2)
 
 
 class MLP(nn.Module):
@@ -188,8 +162,14 @@ class Layer(nn.Module):
         self.input_layernorm = norm_of(config.hidden_size, config, **place)
         self.post_attention_layernorm = norm_of(config.hidden_size, config, **place)
 
-    def forward(self, x: Tensor, mask: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), mask, turn)
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        turn: tuple[Tensor, Tensor],
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), mask, turn, cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -201,8 +181,14 @@ class GemmaLayer(Layer):
         self.pre_feedforward_layernorm = norm_of(config.hidden_size, config, **place)
         self.post_feedforward_layernorm = norm_of(config.hidden_size, config, **place)
 
-    def forward(self, x: Tensor, mask: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        seen = self.self_attn(self.input_layernorm(x), mask, turn)
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        turn: tuple[Tensor, Tensor],
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        seen = self.self_attn(self.input_layernorm(x), mask, turn, cache)
         x = x + self.post_attention_layernorm(seen)
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
@@ -264,18 +250,41 @@ class Decoder(nn.Module):
             kept = self.norm(kept)
         return x, kept
 
+    def extend(self, x: Tensor, cache: KeyValueCache, places: Tensor | None = None) -> Tensor:
+        """Normed states ``[1, L, D]`` of tokens that follow those of a cache, which takes them in.
+
+        Args:
+            x: Rows of the token table, ``[1, L, D]``.
+            places: Where the tokens are, as in `forward`; None: behind what came before.
+        """
+        if places is None:
+            places = torch.arange(cache.next_place, cache.next_place + x.shape[1])
+        if self.config.is_gemma:
+            x = x * self.config.hidden_size**0.5
+        past = cache.length
+        looks = {
+            window: (_mask_behind(x, past, window), self._turn(x, places, window))
+            for window in {self.config.window(number) for number in range(len(self.layers))}
+        }
+        for number, layer in enumerate(self.layers):
+            x = layer(x, *looks[self.config.window(number)], cache.layers[number])
+        cache.next_place = int(places.max()) + 1
+        return self.norm(x)
+
+    def _turn(self, x: Tensor, places: Tensor, window: int) -> tuple[Tensor, Tensor]:
+        return rotations(places.to(x.device), self.config, x.dtype, is_near=window > 0)
+
     def _looks(
         self, x: Tensor, attention_mask: Tensor | None, places: Tensor | None
     ) -> dict[int, tuple[Tensor, tuple[Tensor, Tensor]]]:
         """Mask and rotations of the layers, by how many tokens they see."""
         if places is None:
             places = torch.arange(x.shape[1])
-        places = places.to(x.device)
         windows = {self.config.window(number) for number in range(len(self.layers))}
         return {
             window: (
                 _mask(x, attention_mask, window),
-                rotations(places, self.config, x.dtype, is_near=window > 0),
+                self._turn(x, places, window),
             )
             for window in windows
         }
@@ -296,6 +305,22 @@ def _mask(x: Tensor, attention_mask: Tensor | None, window: int = 0) -> Tensor:
     return mask.masked_fill_(hidden, torch.finfo(x.dtype).min / 4)
 
 
+def _mask_behind(x: Tensor, past: int, window: int) -> Tensor | None:
+    """What is added to scores ``[1, 1, L, past + L]`` of tokens behind others; None where they see
+    everything.
+    """
+    length = x.shape[1]
+    if length == 1 and (not window or past < window):
+        return None
+    own = torch.arange(past, past + length, device=x.device)[:, None]
+    seen = torch.arange(past + length, device=x.device)[None]
+    hidden = seen > own
+    if window:
+        hidden = hidden | (seen <= own - window)
+    mask = torch.zeros(1, 1, *hidden.shape, dtype=x.dtype, device=x.device)
+    return mask.masked_fill_(hidden, torch.finfo(x.dtype).min / 4)
+
+
 class DecoderLLM(nn.Module):
     """The model, with the interface of text encoders."""
 
@@ -310,6 +335,25 @@ class DecoderLLM(nn.Module):
         config = self.config = LLMConfig.from_options(config_dict)
         self.num_layers, self.dtype = config.num_hidden_layers, dtype
         self.model = Decoder(config, operations, dtype=dtype, device=device)
+        self.lm_head: nn.Module | None = None
+        if config.lm_head:
+            sizes = config.hidden_size, config.vocab_size
+            self.lm_head = operations.Linear(*sizes, bias=False, dtype=dtype, device=device)
+
+    def scores(self, states: Tensor) -> Tensor:
+        """Scores of all words ``[..., words]`` float32 to come next, by normed states
+        ``[..., D]``.
+        """
+        if self.lm_head is not None:
+            scores = self.lm_head(states)
+        else:
+            table = self.model.embed_tokens
+            weight, _, token = cast_bias_weight(table, states, offloadable=True)
+            scores = functional.linear(states, weight)
+            uncast_bias_weight(table, weight, None, token)
+        scores = scores.float()
+        cap = self.config.word_cap
+        return scores if cap is None else cap * (scores / cap).tanh()
 
     def get_input_embeddings(self) -> nn.Module:
         """The token table."""

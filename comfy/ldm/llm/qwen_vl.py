@@ -130,6 +130,14 @@ class QwenVL(DecoderLLM):
         patches, grid = picture_patches(embed["data"].to(device), self.visual.config)
         return self.visual(patches, *grid), grid
 
+    def picture_rows(self, image: Tensor) -> int:
+        """How many rows a picture ``[1, H, W, C]`` becomes."""
+        if self.visual is None:
+            return 0
+        factor = self.visual.config.patch_size * self.visual.config.spatial_merge_size
+        height, width = fitting_size(image.shape[1], image.shape[2], factor)
+        return height * width // factor**2
+
     def places(self, embeds_info: Any, length: int) -> Tensor | None:
         """Places of tokens among which there are pictures."""
         pictures = [entry for entry in embeds_info or () if entry["type"] == IMAGE]

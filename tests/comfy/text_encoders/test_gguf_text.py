@@ -103,7 +103,9 @@ def test_a_language_model_gets_its_published_names_and_rows(kind: str, tmp_path:
         Tokenizer(models.BPE({hunyuan_video.MARK: 0}, [])).to_str()
     )
     weights = llm(kind)
-    theirs = {**of_llama_cpp(weights, kind), "output.weight": torch.ones(64, 32)}
+    theirs = of_llama_cpp(weights, kind)
+    if not kind.startswith("gemma"):  # which turns states into words with its token table
+        theirs["output.weight"] = weights["lm_head.weight"] = torch.ones(64, 32)
     theirs["rope_freqs.weight"] = torch.ones(4)
     path = gguf_files.write(tmp_path / "llm.gguf", theirs, "F32", facts(kind))
     clip = text_loading.load_clip([str(path)])

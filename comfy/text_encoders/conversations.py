@@ -1,0 +1,172 @@
+"""Conversations as language models were taught them: what stands around a question and its answer.
+
+Each is the template of the model's publisher, for one question and with the answer left open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from comfy.text_encoders.sentencepiece_file import HIDDEN
+
+Token = tuple[Any, float]
+IMAGE = "image"
+WITH_BEGINNING = 2  # tokens that a text has that begins with the mark of a beginning
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One kind of conversation.
+
+    Attributes:
+        system: What stands before and behind the instructions.
+        user: What stands before and behind the question.
+        answer: What opens the answer.
+        ends: Names of the tokens that end an answer.
+        usual_system: Instructions that stand there when a person gives none; "" for none.
+        system_is_in_turn: Whether the instructions are a part of the question.
+        unthinking: What opens an answer without thoughts before it.
+        picture: How a picture is put before the question; None if the model sees none.
+        picture_mark: The token in its place.
+        start: The token at the beginning of every text.
+    """
+
+    system: tuple[str, str]
+    user: tuple[str, str]
+    answer: str
+    ends: tuple[str, ...]
+    usual_system: str = ""
+    system_is_in_turn: bool = False
+    unthinking: str = ""
+    picture: str | None = None
+    picture_mark: str = ""
+    start: str = ""
+
+    def around(self, text: str, system: str = "", pictures: int = 0, thinking: bool = False) -> str:
+        """The conversation with this question."""
+        told = system or self.usual_system
+        instructions = f"{self.system[0]}{told}{self.system[1]}" if told else ""
+        inside = self.system_is_in_turn
+        return "".join(
+            (
+                "" if inside else instructions,
+                self.user[0],
+                instructions if inside else "",
+                (self.picture or "") * pictures,
+                text,
+                self.user[1],
+                self.answer,
+                "" if thinking else self.unthinking,
+            )
+        )
+
+
+_QWEN: dict[str, Any] = {
+    "system": ("<|im_start|>system\n", "<|im_end|>\n"),
+    "user": ("<|im_start|>user\n", "<|im_end|>\n"),
+    "answer": "<|im_start|>assistant\n",
+    "ends": ("<|im_end|>", "<|endoftext|>"),
+}
+QWEN25 = Conversation(**_QWEN, usual_system="You are a helpful assistant.")
+QWEN25_VL = Conversation(
+    **_QWEN,
+    usual_system="You are a helpful assistant.",
+    picture="<|vision_start|><|image_pad|><|vision_end|>",
+    picture_mark="<|image_pad|>",
+)
+QWEN3 = Conversation(**_QWEN, unthinking="<think>\n\n</think>\n\n")
+GEMMA = Conversation(
+    system=("", "\n\n"),
+    user=("<start_of_turn>user\n", "<end_of_turn>\n"),
+    answer="<start_of_turn>model\n",
+    ends=("<end_of_turn>", "<eos>"),
+    system_is_in_turn=True,
+    start="<bos>",
+)
+LLAMA3 = Conversation(
+    system=("<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>"),
+    user=("<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"),
+    answer="<|start_header_id|>assistant<|end_header_id|>\n\n",
+    ends=("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"),
+    start="<|begin_of_text|>",
+)
+MISTRAL = Conversation(
+    system=("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+    user=("[INST]", "[/INST]"),
+    answer="",
+    ends=("</s>",),
+    start="<s>",
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a language model is to continue or to answer.
+
+    Attributes:
+        text: A question, or with ``is_whole`` a text to continue as it is.
+        images: Pictures, each ``[1, H, W, 3]``.
+        system: Instructions; "" for the model's usual ones.
+        thinking: Whether the model may think before it answers.
+        is_whole: Whether the text is the whole conversation already.
+    """
+
+    text: str
+    images: Sequence[Tensor] = ()
+    system: str = ""
+    thinking: bool = False
+    is_whole: bool = False
+
+
+def question_tokens(pieces: Any, conversation: Conversation, question: Question) -> list[Token]:
+    """Tokens of a question, pictures among them as dicts; nothing is weighted or padded.
+
+    Args:
+        pieces: Called with text, it gives ids, and ``.pieces`` is the vocabulary behind it.
+
+    Raises:
+        ValueError: There are pictures, but the model sees none, or the text has no place for them.
+    """
+    text, count = question.text, len(question.images)
+    if count and conversation.picture is None:
+        raise ValueError(
+            "image: this text encoder sees no pictures; leave image unconnected, or choose a file "
+            "with a picture tower (Qwen 2.5 VL)"
+        )
+    if question.is_whole:
+        text = text.removeprefix(conversation.start)  # the word pieces put it there themselves
+    else:
+        text = conversation.around(text, question.system, count, question.thinking)
+    ids: list[int] = pieces(text)["input_ids"]
+    mark = pieces.get_vocab().get(conversation.picture_mark) if count else None
+    left = [{"type": IMAGE, "data": one, "original_type": IMAGE} for one in question.images][::-1]
+    tokens: list[Token] = [(left.pop() if left and one == mark else one, 1.0) for one in ids]
+    if left:
+        raise ValueError(
+            f"prompt: it has places for {count - len(left)} of {count} pictures; write "
+            f"{conversation.picture!r} where each is to stand, or switch use_default_template on"
+        )
+    return tokens
+
+
+def end_ids(vocabulary: Mapping[str, int], conversation: Conversation) -> frozenset[int]:
+    """Ids of the tokens that end an answer, those that a vocabulary has."""
+    names = (spelled for name in conversation.ends for spelled in (name, HIDDEN + name))
+    return frozenset(vocabulary[name] for name in names if name in vocabulary)
+
+
+def words_of(pieces: Tokenizer, ids: Sequence[int], skip_marks: bool = True) -> str:
+    """The text of some tokens.
+
+    Args:
+        skip_marks: Whether tokens that are no text, such as the end's, are left out.
+    """
+    kept = [int(one) for one in ids]
+    if skip_marks:
+        kept = [one for one in kept if not (pieces.id_to_token(one) or "").startswith(HIDDEN)]
+    return pieces.decode(kept, skip_special_tokens=skip_marks)

@@ -1,0 +1,290 @@
+"""Text encoders that write: conversations, the choice of words, memory, cancelling, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+
+from comfy import interrupt, progress, text_loading
+from comfy.devices import residency
+from comfy.ldm.llm.qwen_vl import QwenVL
+from comfy.ops import manual_cast
+from comfy.text_encoders import conversations, generation
+from comfy.text_encoders.clip import CLIP
+from comfy.text_encoders.generation import Choice, next_word
+from tests.comfy.families.test_transformers import random_like
+from tests.support import gguf_files
+from tests.support.accelerator import simulated_accelerator
+
+MARKS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|image_pad|>",
+         "<|vision_start|>", "<|vision_end|>")  # fmt: skip
+LETTERS = pre_tokenizers.ByteLevel.alphabet()
+TOWER = {
+    "hidden_size": 80, "intermediate_size": 24, "depth": 1, "num_heads": 1, "out_hidden_size": 128,
+}  # fmt: skip
+SIZES = {
+    "vocab_size": 280, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128,
+}  # fmt: skip
+QWEN25 = {"qkv_bias": True, "qk_norm": False, "rope_dims": (16, 24, 24)}
+
+
+def pieces_file(folder: Path) -> None:
+    """A vocabulary of single bytes and the marks of Qwen."""
+    words = {letter: number for number, letter in enumerate(sorted(LETTERS))}
+    made = Tokenizer(models.BPE(words, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
+    made.add_tokens(["<think>", "</think>"])
+    made.save(str(folder / "qwen_tokenizer.json"))
+
+
+def weights(sizes: dict[str, Any]) -> dict[str, Tensor]:
+    made = random_like(QwenVL({**SIZES, **sizes}, None, "cpu", manual_cast), 5)
+    return {key: value * (4.0 if "proj.weight" in key else 1.0) for key, value in made.items()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("writers")
+    pieces_file(made)
+    save_file(weights({}), made / "qwen3.safetensors")
+    own_head = {**QWEN25, "lm_head": True, "vision_config": TOWER}
+    save_file(weights(own_head), made / "qwen25.safetensors")
+    save_file(weights(QWEN25), made / "headless.safetensors")
+    cut = {key: value for key, value in weights({}).items() if key != "model.norm.weight"}
+    save_file(cut, made / "cut.safetensors")
+    return made
+
+
+def loaded(folder: Path, name: str, **options: Any) -> CLIP:
+    path = str(folder / f"{name}.safetensors")
+    return text_loading.load_clip([path], model_options=options or None)
+
+
+def said(clip: CLIP, text: str, length: int = 24, **options: Any) -> list[int]:
+    with torch.inference_mode():
+        tokens = clip.tokenize(text, skip_template=True)
+        return clip.generate(tokens, max_length=length, **options)
+
+
+GREEDY = {"do_sample": False}
+
+
+def test_a_question_stands_in_the_conversation_of_its_model() -> None:
+    qwen = conversations.QWEN3
+    assert qwen.around("Why?") == (
+        "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    assert qwen.around("Why?", "Be kind.", thinking=True) == (
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert conversations.QWEN25_VL.around("{}", pictures=2) == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+        + "<|vision_start|><|image_pad|><|vision_end|>" * 2
+        + "{}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert conversations.GEMMA.around("Why?", "Be kind.") == (
+        "<start_of_turn>user\nBe kind.\n\nWhy?<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert conversations.MISTRAL.around("Why?", "Be kind.") == (
+        "[SYSTEM_PROMPT]Be kind.[/SYSTEM_PROMPT][INST]Why?[/INST]"
+    )
+    assert conversations.LLAMA3.around("Why?").startswith(
+        "<|start_header_id|>user<|end_header_id|>"
+    )
+
+
+def test_the_likeliest_words_are_those_of_the_whole_text(folder: Path) -> None:
+    clip = loaded(folder, "qwen3")
+    ids = said(clip, "a cat", **GREEDY)
+    assert len(ids) == 24
+    assert len(set(ids)) > 5
+    network = clip.cond_stage_model.qwen3_4b.transformer
+    (tokens,) = clip.tokenize("a cat", skip_template=True)["qwen3_4b"]
+    text = [token for token, _ in tokens]
+    with torch.inference_mode():
+        states = network(torch.tensor([text + ids]))[0]
+        again = network.scores(states[0, len(text) - 1 : -1]).argmax(-1)
+    assert again.tolist() == ids
+
+
+def test_the_same_seed_writes_the_same_and_another_another(folder: Path) -> None:
+    clip = loaded(folder, "qwen3")
+    one, two, other = (said(clip, "a cat", seed=seed) for seed in (7, 7, 2**64 - 1))
+    assert one == two != other
+    assert said(clip, "a cat", seed=7, top_k=1) == said(clip, "a cat", **GREEDY)
+
+
+def test_an_answer_ends_at_its_mark_and_its_text_is_given(folder: Path) -> None:
+    clip = loaded(folder, "qwen3")
+    ids = said(clip, "a cat", **GREEDY)
+    words = clip.tokenizer.qwen3_4b.tokenizer.get_vocab()
+    table = clip.cond_stage_model.qwen3_4b.transformer.model.embed_tokens.weight.data
+    ninth = ids[9]
+    at = ids.index(ninth)
+    table[[ninth, words["<|im_end|>"]]] = table[[words["<|im_end|>"], ninth]]  # they swap places
+    assert said(clip, "a cat", **GREEDY) == ids[:at]
+    text = "größer 猫 cat"
+    spelled = [t for t, _ in clip.tokenize(text, skip_template=True)["qwen3_4b"][0]]
+    assert clip.decode([*spelled, words["<|im_end|>"]]) == text
+    shown = clip.decode([*spelled, words["<|im_end|>"]], skip_special_tokens=False)
+    assert shown == f"{text}<|im_end|>"
+
+
+def test_a_layer_of_its_own_turns_states_into_words_and_pictures_are_seen(folder: Path) -> None:
+    clip = loaded(folder, "qwen25")
+    assert "qwen25_7b.transformer.lm_head.weight" in clip.get_sd()
+    answers = []
+    for shade in (0.0, 1.0):
+        image = torch.full((2, 56, 84, 3), shade)
+        tokens = clip.tokenize("What?", image=image, thinking=False)
+        (chunk,) = tokens["qwen25_7b"]
+        assert sum(isinstance(token, dict) for token, _ in chunk) == 2
+        answers.append(clip.generate(tokens, max_length=16, do_sample=False))
+    assert answers[0] != answers[1]
+
+
+def test_words_behind_a_picture_have_its_places(folder: Path) -> None:
+    """Word by word and at once: a picture counts as its longer side, not as its rows."""
+    clip = loaded(folder, "qwen25")
+    encoder: Any = clip.cond_stage_model.qwen25_7b
+    tokens = [1, 2, {"type": "image", "data": torch.rand(1, 56, 140, 3)}, 3]
+    written = generation.write(encoder, tokens, Choice(do_sample=False), 8, ())
+    again = [
+        generation.write(encoder, tokens + written[:n], Choice(do_sample=False), 1, ())[0]
+        for n in range(8)
+    ]
+    assert again == written
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("headless", "lacks lm_head.weight"), ("cut", "lacks its last layers")],
+)
+def test_a_file_without_its_end_is_refused(folder: Path, name: str, message: str) -> None:
+    clip = loaded(folder, name)
+    with pytest.raises(ValueError, match=rf"{message}.*load a file of Qwen 2\.5"):
+        said(clip, "a cat")
+
+
+def test_pictures_are_refused_where_none_are_seen(folder: Path) -> None:
+    clip = loaded(folder, "qwen3")
+    with pytest.raises(ValueError, match="image: this text encoder sees no pictures"):
+        clip.tokenize("What?", image=torch.zeros(1, 56, 56, 3), thinking=False)
+    seeing = loaded(folder, "qwen25")
+    with pytest.raises(ValueError, match=r"places for 1 of 2 pictures.*use_default_template"):
+        seeing.tokenize("<|image_pad|>", image=torch.zeros(2, 56, 56, 3), skip_template=True)
+
+
+def test_progress_counts_words_and_cancelling_takes_effect_at_the_next(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[float, int]] = []
+
+    def hook(value: float, total: int, *_: Any, **__: Any) -> None:
+        seen.append((value, total))
+        if value == 5 and len(seen) > 20:
+            interrupt.interrupt_current_processing()
+
+    monkeypatch.setattr(progress, "PROGRESS_BAR_HOOK", hook)
+    clip = loaded(folder, "qwen3")
+    said(clip, "a cat", 20, **GREEDY)
+    assert [value for value, _ in seen[:20]] == list(range(1, 21))
+    seen[20:] = []
+    with pytest.raises(interrupt.InterruptProcessingException):
+        said(clip, "a cat", 20, **GREEDY)
+    assert seen[-1] == (5, 20)
+
+
+def test_weights_of_few_bits_write(folder: Path, tmp_path: Path) -> None:
+    pieces_file(tmp_path)
+    names = {
+        "model.embed_tokens": "token_embd", "model.norm": "output_norm",
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }  # fmt: skip
+    theirs = {}
+    for key, value in weights({}).items():
+        name = key.replace("model.layers.", "blk.")
+        for long, short in names.items():
+            name = name.replace(long, short)
+        theirs[name] = value
+    facts = {"general.architecture": "qwen3"}
+    path = gguf_files.write(tmp_path / "q8.gguf", theirs, "Q8_0", facts)
+    few = text_loading.load_clip([str(path)])
+    said_by_few, said_by_all = said(few, "a", 4, **GREEDY), said(loaded(folder, "qwen3"), "a", 4)
+    assert len(said_by_few) == len(said_by_all) == 4
+
+
+def test_a_device_that_holds_a_part_of_the_weights_writes_the_same(folder: Path) -> None:
+    with simulated_accelerator() as accelerator:
+        clip = loaded(folder, "qwen3")
+        expected = said(clip, "a cat", 8, **GREEDY)
+        whole = torch.accelerator.max_memory_allocated(0)
+        residency.unload_all_models()
+        size = sum(value.nbytes for value in clip.cond_stage_model.state_dict().values())
+        accelerator.set_capacity(int(whole - 0.4 * size), 0)
+        assert said(clip, "a cat", 8, **GREEDY) == expected
+        assert 0 < clip.patcher.loaded_size() < size
+
+
+@pytest.mark.parametrize(
+    ("choice", "allowed"),
+    [
+        (Choice(top_k=2, top_p=1.0), {0, 1}),
+        (Choice(top_k=0, top_p=0.6), {0, 1}),
+        (Choice(top_k=0, top_p=0.0), {0}),
+        (Choice(top_k=0, top_p=1.0, min_p=0.3), {0, 1, 2}),
+        (Choice(top_k=0, top_p=1.0), {0, 1, 2, 3}),
+        (Choice(top_k=0, top_p=0.6, temperature=100.0), {0, 1, 2}),
+    ],
+)
+def test_unlikely_words_are_left_out(choice: Choice, allowed: set[int]) -> None:
+    scores = torch.tensor([0.5, 0.25, 0.2, 0.05]).log()
+    chance = torch.Generator().manual_seed(1)
+    assert {next_word(scores, choice, [], chance) for _ in range(150)} == allowed
+
+
+def test_chance_has_the_probabilities_of_the_words() -> None:
+    scores = torch.tensor([0.5, 0.25, 0.2, 0.05]).log()
+    chance, choice = torch.Generator().manual_seed(1), Choice(top_k=0, top_p=1.0)
+    drawn = torch.tensor([next_word(scores, choice, [], chance) for _ in range(1500)])
+    shares = drawn.bincount(minlength=4) / 1500
+    torch.testing.assert_close(shares, scores.exp(), atol=0.04, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("choice", "word"),
+    [
+        (Choice(False), 0),
+        (Choice(False, repetition_penalty=2.0), 1),
+        (Choice(False, presence_penalty=1.5), 1),
+        (Choice(False, repetition_penalty=0.5), 0),
+    ],
+)
+def test_words_that_were_written_become_unlikelier(choice: Choice, word: int) -> None:
+    scores = torch.tensor([3.0, 2.0, -1.0])
+    assert next_word(scores, choice, [0, 2, 0], torch.Generator()) == word
+    assert scores.tolist() == [3.0, 2.0, -1.0]
+
+
+def test_scores_that_are_no_numbers_are_told() -> None:
+    with pytest.raises(ValueError, match="not finite numbers"):
+        next_word(torch.tensor([1.0, float("nan")]), Choice(), [], torch.Generator())
+
+
+def test_a_tokens_dict_of_another_encoder_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="tokens of qwen3_4b were expected, found those of l"):
+        loaded(folder, "qwen3").generate({"l": [[(1, 1.0)]]})
