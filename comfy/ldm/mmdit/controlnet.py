@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from comfy import ops
-from comfy.ldm.mmdit.model import TIME_WAVES, MMDiT, Parts, PatchEmbed
+from comfy.ldm.mmdit.layers import TIME_WAVES, Parts, PatchEmbed
+from comfy.ldm.mmdit.model import MMDiT
 from comfy.nn.timesteps import timestep_embedding
 
 

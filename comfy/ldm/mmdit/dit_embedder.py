@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from comfy import ops
-from comfy.ldm.mmdit.model import (
+from comfy.ldm.mmdit.layers import (
     HEAD_SIZE,
     TIME_WAVES,
     DismantledBlock,
-    MMDiT,
+    Embedder,
     Parts,
     PatchEmbed,
-    _Embedder,
 )
+from comfy.ldm.mmdit.model import MMDiT
 from comfy.nn import attention
 from comfy.nn.timesteps import timestep_embedding
 from comfy.ops.encoded import decoded_tensor
@@ -99,11 +99,11 @@ class ControlNetEmbedder(nn.Module):
         self.main_model_double, self.double_y_emb = main_model_double, double_y_emb
         self.taken: dict[str, Tensor] = {}
         self.x_embedder = PatchEmbed(patch_size, in_channels, hidden_size, parts)
-        self.t_embedder = _Embedder(TIME_WAVES, hidden_size, parts)
+        self.t_embedder = Embedder(TIME_WAVES, hidden_size, parts)
         text_size = hidden_size if double_y_emb else pooled_size
-        self.y_embedder = _Embedder(text_size, hidden_size, parts)
+        self.y_embedder = Embedder(text_size, hidden_size, parts)
         if double_y_emb:
-            self.orig_y_embedder = _Embedder(pooled_size, hidden_size, parts)
+            self.orig_y_embedder = Embedder(pooled_size, hidden_size, parts)
         heads = hidden_size // HEAD_SIZE
         self.transformer_blocks = nn.ModuleList(
             StreamBlock(hidden_size, heads, mlp_ratio, None, parts) for _ in range(num_layers)
