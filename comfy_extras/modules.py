@@ -57,6 +57,7 @@ MODULES: tuple[str, ...] = (
     "nodes_flux",
     "nodes_lt",
     "nodes_lt_audio",
+    "nodes_lt_guidance",
     "nodes_lt_upsampler",
     "nodes_edit_model",
     "nodes_cond",

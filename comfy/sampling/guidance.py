@@ -26,7 +26,7 @@ def cfg_function(
     model: Any,
     cond_pred: Tensor,
     uncond_pred: Tensor,
-    cond_scale: float,
+    cond_scale: float | Tensor,
     x: Tensor,
     timestep: Tensor,
     model_options: dict[str, Any] | None = None,
@@ -39,6 +39,7 @@ def cfg_function(
     Args:
         cond_pred: Estimate of the positive list [B, C, ...].
         uncond_pred: Estimate of the negative list, shaped alike; zeros if it was not evaluated.
+        cond_scale: One number, or a tensor that is stretched to theirs.
         x: Noisy latent the estimates were made from.
         timestep: Sigma [B].
     """
@@ -67,7 +68,7 @@ def sampling_function(
     timestep: Tensor,
     uncond: Any,
     cond: Any,
-    cond_scale: float,
+    cond_scale: float | Tensor,
     model_options: dict[str, Any] | None = None,
     seed: int | None = None,  # noqa: ARG001 - public signature
 ) -> Tensor:
@@ -77,7 +78,8 @@ def sampling_function(
     (`disable_cfg1_optimization`) asks for it.
     """
     options = model_options if model_options is not None else {}
-    unneeded = math.isclose(cond_scale, 1.0) and not options.get("disable_cfg1_optimization", False)
+    is_one = not isinstance(cond_scale, Tensor) and math.isclose(cond_scale, 1.0)
+    unneeded = is_one and not options.get("disable_cfg1_optimization", False)
     conds = [cond, None if unneeded else uncond]
     shared = {
         "conds": conds, "input": x, "sigma": timestep, "model": model, "model_options": options,
