@@ -10,12 +10,14 @@ from comfy_nodes.conditioning import (
     ConditioningAverage,
     ConditioningCombine,
     ConditioningConcat,
+    ConditioningZeroOut,
+)
+from comfy_nodes.conditioning_areas import (
     ConditioningSetArea,
     ConditioningSetAreaPercentage,
     ConditioningSetAreaStrength,
     ConditioningSetMask,
     ConditioningSetTimestepRange,
-    ConditioningZeroOut,
 )
 from comfy_nodes.control import (
     ControlNetApply,

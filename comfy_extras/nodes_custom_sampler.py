@@ -5,6 +5,13 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.custom_sampling import levels, runs, samplers
+from comfy_extras.custom_sampling.guiders import (
+    BasicGuider,
+    CFGGuider,
+    DualCFGGuider,
+    Guider_Basic,
+    Guider_DualCFG,
+)
 from comfy_extras.custom_sampling.levels import (
     BasicScheduler,
     BetaSamplingScheduler,
@@ -22,20 +29,14 @@ from comfy_extras.custom_sampling.levels import (
     SplitSigmasDenoise,
     VPScheduler,
 )
-from comfy_extras.custom_sampling.runs import (
+from comfy_extras.custom_sampling.noise import (
     AddNoise,
-    BasicGuider,
-    CFGGuider,
     DisableNoise,
-    DualCFGGuider,
-    Guider_Basic,
-    Guider_DualCFG,
     Noise_EmptyNoise,
     Noise_RandomNoise,
     RandomNoise,
-    SamplerCustom,
-    SamplerCustomAdvanced,
 )
+from comfy_extras.custom_sampling.runs import SamplerCustom, SamplerCustomAdvanced
 from comfy_extras.custom_sampling.samplers import (
     KSamplerSelect,
     SamplerDPMAdaptative,
