@@ -23,6 +23,7 @@ from comfy.devices import accelerators, memory
 from comfy.devices.heap import HEAP
 from comfy.devices.loaded_model import LoadedModel, describe
 from comfy.devices.out_of_memory import OutOfMemoryReport, out_of_memory_text
+from comfy.devices.planning import eviction_order, room_for_weights, shares
 from comfy.devices.policies import VRAMState
 from comfy.devices.prompt_models import PROMPT_MODELS
 from comfy.devices.running import is_running, make_smaller, run_of, running
@@ -123,24 +124,12 @@ _known: weakref.WeakKeyDictionary[Any, LoadedModel] = weakref.WeakKeyDictionary(
 
 
 def _by_eviction(device: torch.device, keep: Sequence[Any]) -> list[LoadedModel]:
-    """Entries of a device that may go, the first to go first.
-
-    Least recently used first, models of the running prompt after all others. Where that rule has
-    failed (a model evicted before was wanted again, as in a loop over more models than fit), the
-    model whose next use is expected last goes first.
-    """
+    """Entries of a device that may go, the first to go first."""
     kept = [k if isinstance(k, LoadedModel) else _find(k) for k in keep]
-    entries = [
+    return eviction_order(
         e
         for e in current_loaded_models
         if e.device == device and not any(e is k for k in kept) and e.held_memory() > 0
-    ]
-    if entries and all(e.regrets and e.gap is not None for e in entries):
-        return sorted(entries, key=lambda e: (is_running(e), -(e.used_at + (e.gap or 0))))
-    wanted = PROMPT_MODELS.references
-    return sorted(
-        entries,
-        key=lambda e: (is_running(e), e.currently_used, wanted(e.real_model()), e.used_at),
     )
 
 
@@ -311,18 +300,8 @@ def _load_group(
     """Load the models of one device; on an out-of-memory error once more with half the room."""
     missing = sum(entry.model_memory_required(device) for entry in group)
     free_memory(missing * 1.02 + wished, device, keep_loaded=group)
-    free = memory.get_free_memory(device)
     needed = max(needed, *(entry.patching_memory() for entry in group))
-    resident = sum(_resident_on(entry, device) for entry in group)
-    whole = free + resident  # what the run needs comes first, also from weights that are there
-    room = (
-        max(
-            0,
-            whole - needed,
-            min(whole * memory.MIN_WEIGHT_MEMORY_RATIO, whole - memory.inference_floor(device)),
-        )
-        - resident
-    )
+    room = room_for_weights(group, device, needed)
     for attempt in (0, 1):
         try:
             for entry, extra in shares(group, device, room, full):
@@ -352,42 +331,6 @@ def _go_on(group: Sequence[LoadedModel]) -> None:
         except (RuntimeError, MemoryError) as error:
             if not memory.is_oom(error):
                 raise
-
-
-def shares(
-    group: Sequence[LoadedModel], device: torch.device, room: float, full: bool
-) -> list[tuple[LoadedModel, int]]:
-    """How many bytes each model may add to what it has resident; 0 stands for all of it.
-
-    Args:
-        group: Models needed together.
-        device: Their device.
-        room: Bytes that weights may take beside those already resident; fewer than 0 where some
-            of these have to go.
-        full: Everything must be resident.
-    """
-    missing = sum(entry.model_memory_required(device) for entry in group)
-    state = get_runtime().vram_state
-    if full or (missing <= room and state != VRAMState.NO_VRAM):
-        return [(entry, 0) for entry in group]
-    resident = {id(entry): _resident_on(entry, device) for entry in group}
-    left = 0.0 if state == VRAMState.NO_VRAM else room + sum(resident.values())
-    left -= max(entry.reserve_for_streaming() for entry in group)
-    out = []
-    for entry in sorted(group, key=lambda e: e.model_memory()):
-        size = entry.model_memory()
-        if size <= left:
-            out.append((entry, 0))
-            left -= size
-        else:
-            out.append((entry, (int(max(left, 1)) - resident[id(entry)]) or 1))
-            left = 0
-    return out
-
-
-def _resident_on(entry: LoadedModel, device: torch.device) -> int:
-    """Bytes of an entry's weights that are on a device."""
-    return max(0, entry.model_memory() - entry.model_memory_required(device))
 
 
 T = TypeVar("T")
