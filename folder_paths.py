@@ -29,6 +29,7 @@ from utils.file_listing import (  # noqa: F401  some of these are only public na
     recursive_search,
     supported_pt_extensions,
 )
+from utils.save_turns import take_turn
 from utils.user_scope import (  # noqa: F401
     require_room,
     scope_uses,
@@ -398,4 +399,5 @@ def get_save_image_path(
     subfolder = os.path.normpath(subfolder) if subfolder else ""
     folder = os.path.join(output_dir, subfolder)
     os.makedirs(folder, exist_ok=True)
+    take_turn(folder, filename)
     return folder, filename, highest_counter(folder, filename) + 1, subfolder, filename_prefix

@@ -22,6 +22,7 @@ from comfy.options.serving import (
     add_nodes,
     add_platform,
 )
+from comfy.options.workers import add_workers
 
 __all__ = [
     "NO_EFFECT",
@@ -46,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("devices and memory", add_devices),
         ("precision and numerics", add_precision),
         ("execution", add_execution),
+        ("several workers", add_workers),
         ("logging and platform", add_platform),
         ("newer servers' options", add_newer),
     ):

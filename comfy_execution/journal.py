@@ -181,6 +181,17 @@ class Journal:
         """A running prompt was stopped: if the process ends before it does, it is not retried."""
         self._mark(prompt_id, str(_STOPPED))
 
+    def may_start(self, prompt_id: str) -> bool:
+        """Whether a prompt that is in the queue was neither stopped nor started too often."""
+        statement = "SELECT attempts FROM queue WHERE prompt_id = ?"
+        try:
+            with self._lock:
+                row = self._db.execute(statement, (prompt_id,)).fetchone()
+        except sqlite3.Error:
+            logger.exception("the state of prompt %s could not be read", prompt_id)
+            return False
+        return row is not None and row[0] < MAX_ATTEMPTS
+
     def _mark(self, prompt_id: str, attempts: str) -> bool:
         statement = f"UPDATE queue SET attempts = {attempts} WHERE prompt_id = ? AND attempts < ?"
         try:

@@ -65,11 +65,15 @@ class PendingPrompts:
         """The largest number among the waiting prompts; -1 if none waits."""
         return max((entry.item[0] for entry in self._entries), default=-1)
 
-    def take_first(self) -> Pending:
-        """Takes out the prompt that runs next; there must be one."""
-        first = self._entries.pop(0)
-        del self._by_id[first.prompt_id]
-        return first
+    def add_first(self, item: QueueItem, texts: ItemTexts) -> None:
+        """Puts a prompt before all others, whatever its number is."""
+        lowest = min((entry.order[0] for entry in self._entries), default=float(item[0]))
+        order = (min(lowest, float(item[0])), -self.next_arrival())
+        self._insert(Pending(order, item, texts))
+
+    def first(self) -> Pending:
+        """The prompt whose turn is next; there must be one."""
+        return self._entries[0]
 
     def find(self, prompt_id: str) -> Pending | None:
         """The waiting prompt with this id."""

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 MAXIMUM_HISTORY_SIZE = 10000
 
+Choice = Callable[[PendingPrompts], "Pending | None"]
+
 
 class PromptQueue(QueueView, QueueOrder):
     """Pending, running and finished prompts."""
@@ -62,6 +64,7 @@ class PromptQueue(QueueView, QueueOrder):
         self._admission = Admission(self.mutex, self._history, journal, self._pending.next_arrival)
         self._fingerprints = self._admission.fingerprints
         self._texts: dict[int, ItemTexts] = {}
+        self._put_back: set[str] = set()
         self._paused = False
         self._ordering = threading.Lock()
         self._interrupt_listeners: list[Callable[[str], None]] = []
@@ -137,22 +140,28 @@ class PromptQueue(QueueView, QueueOrder):
             surplus = self._history.add(finished)
         self._history.erase(surplus)
 
-    def get(self, timeout: float | None = None) -> tuple[QueueItem, int] | None:
+    def get(
+        self, timeout: float | None = None, choose: Choice | None = None
+    ) -> tuple[QueueItem, int] | None:
         """Waits for a prompt and hands it out; it counts as running from here on.
 
         A cancellation that is still pending is dropped: it was meant for an earlier prompt.
 
         Args:
             timeout: Seconds to wait; None waits for ever.
+            choose: Picks among those that wait, in order and at least one; None for none of them
+                now, until ``wake``. It is called under the lock. The default takes the first.
         Returns:
             The item and its key for ``task_done``; None after the timeout or a flag was set.
         """
         with self.not_empty:
-            while self._paused or not self._pending:
+            entry = self._next(choose)
+            while entry is None:
                 self.not_empty.wait(timeout)
-                if timeout is not None and (self._paused or not self._pending):
+                entry = self._next(choose)
+                if timeout is not None and entry is None:
                     return None
-            entry = self._pending.take_first()
+            self._pending.remove([entry])
             item, key = entry.item, self._pending.next_arrival()
             self.currently_running[key] = item
             self._texts[key] = entry.texts
@@ -163,6 +172,12 @@ class PromptQueue(QueueView, QueueOrder):
         with self.mutex:
             self._changed()
         return item, key
+
+    def _next(self, choose: Choice | None) -> Pending | None:
+        """The prompt to hand out now, if there is one; the lock is held."""
+        if self._paused or not self._pending:
+            return None
+        return choose(self._pending) if choose is not None else self._pending.first()
 
     def task_done(
         self,
@@ -189,6 +204,7 @@ class PromptQueue(QueueView, QueueOrder):
         with self.mutex:
             del self.currently_running[item_id], self._texts[item_id]
             self._fingerprints.pop(item[1], None)
+            self._put_back.discard(item[1])
             surplus = self._history.add(finished)
             self._changed()
         self._history.erase(surplus)
@@ -205,6 +221,26 @@ class PromptQueue(QueueView, QueueOrder):
             return False
         with self.mutex:
             del self.currently_running[item_id], self._texts[item_id]
+        return True
+
+    def put_back(self, item_id: int) -> bool:
+        """Has a running prompt start again, first of all: what ran it has died under it.
+
+        Returns:
+            False, with nothing done, if it has been put back before or somebody stopped it.
+        """
+        prompt_id = self.currently_running[item_id][1]
+        if prompt_id in self._put_back:
+            return False
+        if self._journal is not None and not self._journal.may_start(prompt_id):
+            return False
+        with self.mutex:
+            item, texts = self.currently_running[item_id], self._texts[item_id]
+            self._put_back.add(prompt_id)
+            del self.currently_running[item_id], self._texts[item_id]
+            self._pending.add_first(item, texts)
+            self._changed()
+        self.wake()
         return True
 
     def set_flag(self, name: str, data: Any) -> None:
@@ -248,7 +284,7 @@ class PromptQueue(QueueView, QueueOrder):
         return len(self._drop(choose))
 
     def interrupt(self, prompt_id: str | None = None, *, for_good: bool = True) -> bool:
-        """Stops the running prompt, if it is the named one; None means whichever runs.
+        """Stops a running prompt, if it is the named one; None means whatever runs.
 
         Checking and setting happen under one lock, so a later prompt is never hit.
 
@@ -257,39 +293,38 @@ class PromptQueue(QueueView, QueueOrder):
         """
         hit = self._stop_running(prompt_id)
         self._interrupted(hit, for_good)
-        return hit is not None
+        return bool(hit)
 
     def cancel(self, prompt_id: str) -> CancelOutcome:
         """Stops or removes one job, wherever it is."""
         with self.mutex:
             hit = self._stop_running(prompt_id)
-            entry = self._pending.find(prompt_id) if hit is None else None
+            entry = self._pending.find(prompt_id) if not hit else None
             dropped = self._take_out([entry]) if entry is not None else []
         self._interrupted(hit, for_good=True)
         self._forget(dropped)
-        if hit is not None:
+        if hit:
             return CancelOutcome.INTERRUPTED
         if dropped:
             return CancelOutcome.REMOVED
         return CancelOutcome.FINISHED if prompt_id in self._history else CancelOutcome.UNKNOWN
 
-    def _stop_running(self, prompt_id: str | None) -> str | None:
-        """Sets the flag if this prompt runs; returns the id of the one that was hit."""
+    def _stop_running(self, prompt_id: str | None) -> list[str]:
+        """Sets the flag if this prompt runs; returns the ids of those that were hit."""
         with self.mutex:
-            running = (item[1] for item in self.currently_running.values())
-            hit = next((name for name in running if prompt_id is None or name == prompt_id), None)
-            if hit is not None and self.interrupt_flag is not None:
+            running = [item[1] for item in self.currently_running.values()]
+            hit = [name for name in running if prompt_id in (None, name)]
+            if hit and self.interrupt_flag is not None:
                 self.interrupt_flag.set()
         return hit
 
-    def _interrupted(self, prompt_id: str | None, for_good: bool) -> None:
-        """Follows up that the flag was set for a prompt; the lock is not held."""
-        if prompt_id is None:
-            return
-        for listener in list(self._interrupt_listeners):
-            listener(prompt_id)
-        if for_good and self._journal is not None:
-            self._journal.mark_stopped(prompt_id)
+    def _interrupted(self, prompt_ids: Sequence[str], for_good: bool) -> None:
+        """Follows up that the flag was set for prompts; the lock is not held."""
+        for prompt_id in prompt_ids:
+            for listener in list(self._interrupt_listeners):
+                listener(prompt_id)
+            if for_good and self._journal is not None:
+                self._journal.mark_stopped(prompt_id)
 
     def _drop(self, choose: Callable[[], Iterable[Pending]]) -> list[str]:
         """Drops the pending prompts that are chosen under the lock; returns their ids."""
@@ -318,6 +353,7 @@ class PromptQueue(QueueView, QueueOrder):
         with self.mutex:
             for prompt_id in prompt_ids:
                 self._fingerprints.pop(prompt_id, None)
+                self._put_back.discard(prompt_id)
         self._announce_finished(*prompt_ids)
 
     def add_interrupt_listener(self, listener: Callable[[str], None]) -> None:

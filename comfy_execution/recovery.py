@@ -44,7 +44,7 @@ def recover(
         return
     found = journal.recover(retry_running=retry_running)
     for item, fingerprint in found.abandoned:
-        queue.record_lost(item, fingerprint, _crashed(item))
+        queue.record_lost(item, fingerprint, crashed_status(crash_error(item)))
     for item, fingerprint in found.stopped:
         queue.record_lost(item, fingerprint, cancelled_status(item[1]))
     queue.restore(found.pending, paused=mode is StartMode.PAUSE)
@@ -56,20 +56,28 @@ def recover(
         )  # fmt: skip
 
 
-def _crashed(item: QueueItem) -> ExecutionStatus:
-    """Status of a prompt under which the process died."""
-    prompt_id, outputs = item[1], item[4]
+def crash_error(item: QueueItem, what: str = "The server process") -> events.ExecutionError:
+    """The error of a prompt under which a process died.
+
+    Args:
+        what: The process.
+    """
+    outputs = item[4]
     node_id = outputs[0] if outputs else ""
-    node_type = str(item[2].get(node_id, {}).get("class_type", ""))
-    error = events.ExecutionError(
-        prompt_id,
+    return events.ExecutionError(
+        item[1],
         node_id,
-        node_type,
+        str(item[2].get(node_id, {}).get("class_type", "")),
         (),
-        "The server process ended while this prompt was running, so it was not finished. The node "
+        f"{what} ended while this prompt was running, so it was not finished. The node "
         "that was running may have crashed native code or used up the memory; see the log.\n",
         "ServerCrashed",
         timestamp=events.now_ms(),
+        client_id=item[3].get("client_id"),
     )
-    messages: list[Any] = [("execution_error", error.payload())]
+
+
+def crashed_status(error: events.ExecutionError) -> ExecutionStatus:
+    """Status of a prompt that ended with such an error."""
+    messages: list[Any] = [(error.name, error.payload())]
     return ExecutionStatus("error", False, messages)

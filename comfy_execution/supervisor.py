@@ -91,7 +91,7 @@ def supervise(
             )  # fmt: skip
             return 1
         if code != RESTART_EXIT_CODE:
-            logger.error("the server was killed by %s; starting it again", _cause(code))
+            logger.error("the server was killed by %s; starting it again", cause_of(code))
         time.sleep(policy.pause_s * len(deaths))
 
 
@@ -179,8 +179,8 @@ def tie_to_parent(environment: Mapping[str, str]) -> bool:
         import msvcrt
 
         descriptor = msvcrt.open_osfhandle(descriptor, os.O_RDONLY)  # type: ignore[attr-defined, unused-ignore]
-    elif sys.platform == "linux":
-        _ask_kernel()
+    else:
+        end_with_parent()
     os.set_inheritable(descriptor, False)
     if SERVING_VARIABLE in environment:
         os.set_inheritable(int(environment[SERVING_VARIABLE]), False)
@@ -216,8 +216,10 @@ def _end_with_pipe(descriptor: int) -> None:
     os._exit(1)
 
 
-def _ask_kernel() -> None:
+def end_with_parent() -> None:
     """Has Linux kill this process with its parent, even while native code holds the interpreter."""
+    if sys.platform != "linux":
+        return
     import ctypes
 
     pr_set_pdeathsig = 1
@@ -229,7 +231,8 @@ def _is_crash(code: int) -> bool:
     return code < 0 or code == RESTART_EXIT_CODE or code >= _WINDOWS_CRASH
 
 
-def _cause(code: int) -> str:
+def cause_of(code: int) -> str:
+    """What ended a process, in words, by its exit code."""
     if code < 0:
         with contextlib.suppress(ValueError):
             return signal.Signals(-code).name

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, ClassVar, cast
 
 from aiohttp import web
@@ -23,7 +24,7 @@ from comfy_execution.events import (
     ProgressState,
     ProgressText,
 )
-from comfy_execution.items import Submission
+from comfy_execution.items import QueueItem, Submission
 from comfy_execution.progress import EVERY_CHANGE_UP_TO
 from comfy_execution.queue import PromptQueue
 from comfy_server import frames
@@ -47,6 +48,8 @@ from protocol import BinaryEventTypes
 logger = logging.getLogger(__name__)
 
 PromptHandler = Callable[[dict[str, Any]], dict[str, Any]]
+
+_news_item: ContextVar[QueueItem | None] = ContextVar("news_item", default=None)
 
 
 def _wants_metadata(client: Client) -> bool:
@@ -230,7 +233,22 @@ class PromptServer:
         """With accounts, the only user who may see news of the running prompt; else None."""
         if not self.options.auth:
             return None
-        return next(map(owner_of_item, self.prompt_queue.get_running()), None)
+        item = _news_item.get()
+        running = self.prompt_queue.get_running() if item is None else [item]
+        return next(map(owner_of_item, running), None)
+
+    @contextlib.contextmanager
+    def news_of(self, item: QueueItem | None) -> Iterator[None]:
+        """While the block runs, what this thread sends is news of this of several prompts."""
+        token = _news_item.set(item)
+        try:
+            yield
+        finally:
+            _news_item.reset(token)
+
+    def client_info(self, client_id: str | None) -> dict[str, Any] | None:
+        """What is known of the socket of a client; None if there is none."""
+        return self.sockets_metadata.get(str(client_id))
 
     @contextlib.contextmanager
     def run_scope(self) -> Iterator[None]:
@@ -271,12 +289,7 @@ class PromptServer:
         if isinstance(event, ProgressText):
             self.send_progress_text(event.text, event.node_id, event.client_id)
             return
-        if isinstance(event, ExecutionStart):
-            self.client_id = event.client_id
-            self.last_prompt_id = event.prompt_id
-            self.last_node_id = None
-        elif isinstance(event, Executing):
-            self.last_node_id = event.display_node
+        self._note(event)
         sid = event.client_id
         if sid is None and not event.broadcast:
             return
@@ -291,6 +304,15 @@ class PromptServer:
             key = (event.name, event.prompt_id)  # large, and each shows all that was before it
         is_last = not (isinstance(event, ProgressState) and event.is_followed)
         self._post_text(event.name, event.payload(), receiver, key, is_last)
+
+    def _note(self, event: Event) -> None:
+        """Keeps what packs read: whose prompt runs, and which node."""
+        if isinstance(event, ExecutionStart):
+            self.client_id = event.client_id
+            self.last_prompt_id = event.prompt_id
+            self.last_node_id = None
+        elif isinstance(event, Executing):
+            self.last_node_id = event.display_node
 
     def _is_replaced(self, name: str) -> bool:
         """Whether a pack has put its own function in the place of a method."""

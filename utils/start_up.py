@@ -62,8 +62,12 @@ def ended_by_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, after)
 
 
-def configure_folders(args: argparse.Namespace) -> None:
-    """Points `folder_paths` at the folders of the arguments and creates those that are missing."""
+def configure_folders(args: argparse.Namespace, *, clear_temp: bool = True) -> None:
+    """Points `folder_paths` at the folders of the arguments and creates those that are missing.
+
+    Args:
+        clear_temp: Whether temporary files of an earlier process go.
+    """
     for value, place in (
         (args.base_directory, folder_paths.set_base_directory),
         (args.models_directory, folder_paths.set_models_directory),
@@ -90,7 +94,8 @@ def configure_folders(args: argparse.Namespace) -> None:
 
         load_extra_path_config(config)
 
-    shutil.rmtree(folder_paths.get_temp_directory(), ignore_errors=True)
+    if clear_temp:
+        shutil.rmtree(folder_paths.get_temp_directory(), ignore_errors=True)
     for folder in (
         folder_paths.get_output_directory(),
         folder_paths.get_input_directory(),

@@ -53,7 +53,8 @@ async def get_stats(request: web.Request) -> web.Response:
         "argv": list(options.argv),
     }
     system |= given.get("system", {})
-    return json_response({"system": system, "devices": given.get("devices", [])})
+    others = {"workers": given["workers"]} if "workers" in given else {}
+    return json_response({"system": system, "devices": given.get("devices", []), **others})
 
 
 @routes.get("/memory")

@@ -452,9 +452,9 @@ def test_a_decoder_waits_until_the_run_can_pay_for_it(
 def test_a_prompt_that_names_no_known_method_leaves_the_server_s_and_says_so(
     named: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import main
+    from utils.execution import preview_method
 
-    asked = main.preview_method(
+    asked = preview_method(
         {"preview_method": named},
         SimpleNamespace(automatic_previews=True),
         SimpleNamespace(sockets_metadata={}),

@@ -1,0 +1,112 @@
+"""Workers that are processes of this machine, reached through their standard input and output.
+
+What they write to standard error is written to this process's, so it is in the one log.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, cast
+
+from comfy_execution import supervisor
+from comfy_execution.workers.channel import PipeChannel, WorkerChannel
+from comfy_execution.workers.messages import Message
+
+WORKER_VARIABLE = "LATENTLOOM_WORKER"
+"""Name of the worker that a process is to be; absent in the server."""
+
+DEATH_S = 5.0
+"""How long a worker whose pipe is closed may take to end."""
+
+_OF_THE_SERVER = (
+    supervisor.LIFELINE_VARIABLE,
+    supervisor.SERVING_VARIABLE,
+    supervisor.CRASH_VARIABLE,
+)
+
+
+class LocalWorker(WorkerChannel):
+    """A started process.
+
+    Args:
+        command: Its command line.
+        environment: All its variables.
+        folder: Where it runs; None: here.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: str | None = None
+    ) -> None:
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        process = self._process
+        reading, writing = cast(IO[bytes], process.stdout), cast(IO[bytes], process.stdin)
+        self._pipes = PipeChannel(reading, writing)
+        self._log = threading.Thread(
+            target=_pass_on, args=(process.stderr,), name="worker-log", daemon=True
+        )
+        self._log.start()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self._pipes.send(message)
+
+    def receive(self) -> Message:
+        return self._pipes.receive()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def exit_code(self) -> int | None:
+        try:
+            code = self._process.wait(DEATH_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._log.join(1.0)  # the last words come before what the server says of its death
+        self._pipes.close()
+        return code
+
+
+class LocalLauncher:
+    """Starts workers as children of this process.
+
+    Args:
+        command: Command line of the program.
+        environment: Worker's name -> variables it has beside this process's own.
+        folder: Where they run; None: here.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Callable[[str], Mapping[str, str]],
+        folder: str | None = None,
+    ) -> None:
+        self._command, self._folder = command, folder
+        self._environment = environment
+
+    def launch(self, name: str) -> LocalWorker:
+        """Starts a worker; see ``Launcher``."""
+        inherited = {key: v for key, v in os.environ.items() if key not in _OF_THE_SERVER}
+        own = {**inherited, **self._environment(name), WORKER_VARIABLE: name}
+        return LocalWorker(self._command, own, self._folder)
+
+
+def _pass_on(stream: IO[bytes]) -> None:
+    """Writes what a worker writes, as it comes."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    while chunk := os.read(stream.fileno(), 1 << 16):
+        sys.stderr.write(decoder.decode(chunk))
+        sys.stderr.flush()
+    stream.close()
