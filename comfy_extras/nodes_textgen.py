@@ -145,6 +145,39 @@ def parted(text: str, prompt: str) -> tuple[str, str]:
     return answer.strip(), thoughts.strip()
 
 
+VIDEO_FROM_TEXT = """\
+You turn a short idea into the description from which a model makes one video shot with sound.
+Answer with the description alone: a single paragraph in English, in the present tense, of about
+150 to 250 words. No title, no list, no remark about your work.
+Keep everything that the idea says: people, things, words that are spoken, names, style. Where it
+is silent, add only what fits it.
+Tell what is seen and heard in the order in which it happens: first the kind of picture and the
+place with its light, then who or what is there and how it looks, then each movement and its
+consequence, with words of time between them. Show feelings by faces, hands and voices instead of
+naming them. Say how the camera moves and what it shows then, or that it stands still.
+Let sounds belong to what makes them: steps, weather, machines, music. Spoken words stand in
+quotation marks, with who says them, how, and in which language; nobody speaks unless the idea has
+it so. One continuous shot: no cuts, no captions, no logos unless they are asked for."""
+VIDEO_FROM_IMAGE = f"""\
+{VIDEO_FROM_TEXT}
+You see the first frame of the video. Begin from it: what is visible there is known, so name it in
+a few words and do not change or contradict it. Spend the description on what happens next:
+movements, the camera, sounds. If the idea and the frame disagree, let the video lead from the
+frame to the idea."""
+
+
+def answered(clip: Any, prompt: str, is_whole: bool, length: int, mode: Any, **asked: Any) -> Any:
+    """Answer and thoughts of the language model in `clip`.
+
+    Args:
+        is_whole: The prompt is a text to continue, not a question.
+        asked: Options of `CLIP.tokenize`.
+    """
+    tokens = clip.tokenize(prompt, skip_template=is_whole, **asked)
+    ids = clip.generate(tokens, max_length=length, **sampling_options(mode))
+    return parted(clip.decode(ids), prompt if is_whole else "")
+
+
 class TextGenerate(io.ComfyNode):
     """Answers a question, or continues a text."""
 
@@ -175,15 +208,61 @@ class TextGenerate(io.ComfyNode):
         mtp: str = "auto",  # noqa: ARG003 - no file that can be loaded here has such weights
         system_prompt: str = "",
     ) -> io.NodeOutput:
-        tokens = clip.tokenize(
+        made = answered(
+            clip,
             prompt,
+            not use_default_template,
+            max_length,
+            sampling_mode,
             images=Seen(image, video, audio).pictures(),
-            skip_template=not use_default_template,
             thinking=thinking,
             system_prompt=system_prompt,
         )
-        ids = clip.generate(tokens, max_length=max_length, **sampling_options(sampling_mode))
-        return io.NodeOutput(*parted(clip.decode(ids), "" if use_default_template else prompt))
+        return io.NodeOutput(*made)
 
 
-comfy_entrypoint = entrypoint_of(TextGenerate)
+class TextGenerateLTX2Prompt(io.ComfyNode):
+    """Tells a short idea as LTX-2 wants to read it."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TextGenerateLTX2Prompt",
+            display_name="Generate LTX2 Prompt",
+            category="textgen",
+            description="Turns an idea, and a first frame, into a description of video and sound.",
+            search_aliases=["llm", "prompt enhancer"],
+            inputs=writing_inputs(DRAFTS),
+            outputs=text_outputs(),
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        clip: Any,
+        prompt: str,
+        max_length: int,
+        sampling_mode: dict[str, Any],
+        image: Tensor | None = None,
+        video: Tensor | None = None,
+        audio: dict[str, Any] | None = None,
+        thinking: bool = False,
+        use_default_template: bool = True,
+        mtp: str = "auto",  # noqa: ARG003 - no file that can be loaded here has such weights
+        system_prompt: str = "",
+    ) -> io.NodeOutput:
+        usual = VIDEO_FROM_TEXT if image is None else VIDEO_FROM_IMAGE
+        text, thoughts = answered(
+            clip,
+            prompt,
+            not use_default_template,
+            max_length,
+            sampling_mode,
+            images=Seen(image, video, audio).pictures(),
+            thinking=thinking,
+            system_prompt=system_prompt or usual,
+        )
+        return io.NodeOutput(text if text.strip() else prompt, thoughts)
+
+
+comfy_entrypoint = entrypoint_of(TextGenerate, TextGenerateLTX2Prompt)

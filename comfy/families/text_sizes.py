@@ -10,6 +10,7 @@ from torch import Tensor
 
 from comfy.families.family import BrokenModelError
 from comfy.families.unet_layout import count_consecutive
+from comfy.ldm.clip.vision import SIGLIP_KIND
 from comfy.text_encoders.lt import CONNECTORS
 
 CHANNELS_PER_HEAD = 64  # what every published text encoder of CLIP or BERT uses
@@ -33,6 +34,8 @@ LLM_HEAD = 128  # channels of a head where no norm tells
 GEMMA_HEAD = 256  # likewise
 CONNECTOR_HEAD = 128  # channels of a head of the connectors of LTX-2
 VISION_HEAD = 80  # channels of a head of the picture tower of Qwen 2.5 VL
+SIGLIP_HEAD = 72  # channels of a head of the picture tower of Gemma 3
+PATCHES = "embeddings.patch_embedding"
 T5_ATTENTION = "layer.0.SelfAttention"
 
 
@@ -77,6 +80,9 @@ def text_model_configs(
             visual = f"{encoder}.transformer.visual."
             if f"{visual}patch_embed.proj.weight" in state_dict:
                 config["vision_config"] = _vision_config(state_dict, visual)
+            siglip = f"{encoder}.transformer.vision_model."
+            if f"{siglip}{PATCHES}.weight" in state_dict:
+                config["vision_config"] = _siglip_config(state_dict, siglip)
     connectors = f"{CONNECTORS}.transformer."
     if any(key.startswith(connectors) for key in state_dict):
         configs[f"{CONNECTORS}_model_config"] = _connectors_config(
@@ -119,6 +125,23 @@ def _vision_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, A
         "depth": count_consecutive(state_dict, f"{prefix}blocks."),
         "num_heads": max(1, width // VISION_HEAD),
         "out_hidden_size": _shape(state_dict, f"{prefix}merger.mlp.2.weight")[0],
+    }
+
+
+def _siglip_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    """The picture tower of Gemma 3."""
+    width, channels, patch, _ = state_dict[f"{prefix}{PATCHES}.weight"].shape
+    places, _ = _shape(state_dict, f"{prefix}embeddings.position_embedding.weight")
+    return {
+        "model_type": SIGLIP_KIND,
+        "hidden_size": width,
+        "intermediate_size": _shape(state_dict, f"{prefix}encoder.layers.0.mlp.fc1.weight")[0],
+        "num_hidden_layers": count_consecutive(state_dict, f"{prefix}encoder.layers."),
+        "num_attention_heads": max(1, width // SIGLIP_HEAD),
+        "num_channels": channels,
+        "image_size": int(places**0.5) * patch,
+        "patch_size": patch,
+        "hidden_act": "gelu_pytorch_tanh",
     }
 
 

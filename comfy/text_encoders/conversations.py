@@ -16,7 +16,6 @@ from comfy.text_encoders.sentencepiece_file import HIDDEN
 
 Token = tuple[Any, float]
 IMAGE = "image"
-WITH_BEGINNING = 2  # tokens that a text has that begins with the mark of a beginning
 
 
 @dataclass(frozen=True)
@@ -80,13 +79,19 @@ QWEN25_VL = Conversation(
     picture_mark="<|image_pad|>",
 )
 QWEN3 = Conversation(**_QWEN, unthinking="<think>\n\n</think>\n\n")
-GEMMA = Conversation(
-    system=("", "\n\n"),
-    user=("<start_of_turn>user\n", "<end_of_turn>\n"),
-    answer="<start_of_turn>model\n",
-    ends=("<end_of_turn>", "<eos>"),
-    system_is_in_turn=True,
-    start="<bos>",
+_GEMMA: dict[str, Any] = {
+    "system": ("", "\n\n"),
+    "user": ("<start_of_turn>user\n", "<end_of_turn>\n"),
+    "answer": "<start_of_turn>model\n",
+    "ends": ("<end_of_turn>", "<eos>"),
+    "system_is_in_turn": True,
+    "start": "<bos>",
+}
+GEMMA2 = Conversation(**_GEMMA)
+GEMMA3 = Conversation(
+    **_GEMMA,
+    picture="\n\n<start_of_image><image_soft_token><end_of_image>\n\n",
+    picture_mark="<image_soft_token>",
 )
 LLAMA3 = Conversation(
     system=("<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>"),
@@ -136,22 +141,25 @@ def question_tokens(pieces: Any, conversation: Conversation, question: Question)
     if count and conversation.picture is None:
         raise ValueError(
             "image: this text encoder sees no pictures; leave image unconnected, or choose a file "
-            "with a picture tower (Qwen 2.5 VL)"
+            "with a picture tower (Qwen 2.5 VL, Gemma 3)"
         )
     if question.is_whole:
         text = text.removeprefix(conversation.start)  # the word pieces put it there themselves
     else:
         text = conversation.around(text, question.system, count, question.thinking)
-    ids: list[int] = pieces(text)["input_ids"]
-    mark = pieces.get_vocab().get(conversation.picture_mark) if count else None
-    left = [{"type": IMAGE, "data": one, "original_type": IMAGE} for one in question.images][::-1]
-    tokens: list[Token] = [(left.pop() if left and one == mark else one, 1.0) for one in ids]
-    if left:
+    # Not every vocabulary has the mark, so that the text is cut at it.
+    parts = text.split(conversation.picture_mark, count) if count else [text]
+    if len(parts) <= count:
         raise ValueError(
-            f"prompt: it has places for {count - len(left)} of {count} pictures; write "
+            f"prompt: it has places for {len(parts) - 1} of {count} pictures; write "
             f"{conversation.picture!r} where each is to stand, or switch use_default_template on"
         )
-    return tokens
+    start = len(pieces("")["input_ids"])
+    tokens: list[Any] = list(pieces(parts[0])["input_ids"])
+    for image, part in zip(question.images, parts[1:]):
+        tokens.append({"type": IMAGE, "data": image, "original_type": IMAGE})
+        tokens += pieces(part)["input_ids"][start:]
+    return [(token, 1.0) for token in tokens]
 
 
 def end_ids(vocabulary: Mapping[str, int], conversation: Conversation) -> frozenset[int]:

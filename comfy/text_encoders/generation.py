@@ -182,7 +182,8 @@ def write(
     length = text.embeds.shape[1]
     cache = KeyValueCache(network.num_layers, length + max_length)
     places = network.places(text.info, length)
-    states = network.model.extend(text.embeds.to(dtype), cache, places)
+    blocks = network.blocks(text.info)
+    states = network.model.extend(text.embeds.to(dtype), cache, places, blocks)
     bar, chance = progress.ProgressBar(max_length), choice.chance()
     written: list[int] = []
     while len(written) < max_length:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from comfy import ops
 from comfy.devices import placement
 from comfy.ldm.lightricks.connectors import Connectors, ConnectorsConfig
+from comfy.ldm.llm.gemma_vl import Gemma3VL
 from comfy.text_encoders.encoder import Chunk
 from comfy.text_encoders.language_model import LanguageModel
 from comfy.text_encoders.lumina2 import GEMMA3_CONFIG, PAD, START, GemmaTokenizer
@@ -69,6 +70,7 @@ class Gemma3_12BModel(LanguageModel):
 
     encoder_name = GEMMA3_12B
     sizes = CONFIG
+    network = Gemma3VL
     reads = ("all", None)
     ids: ClassVar[dict[str, int]] = {"start": START, "pad": PAD}
 

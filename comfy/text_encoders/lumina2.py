@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from comfy.ldm.llm.model import DecoderLLM
-from comfy.text_encoders.conversations import GEMMA
+from comfy.ldm.llm.gemma_vl import Gemma3VL
+from comfy.text_encoders.conversations import GEMMA2, GEMMA3
 from comfy.text_encoders.encoder import SD1ClipModel, SDClipModel, keeping
 from comfy.text_encoders.pieces import read_pieces
 from comfy.text_encoders.sentencepiece_file import read_piece_file, tokenizer_of
@@ -92,7 +92,7 @@ def find_gemma_pieces(folders: Iterable[str]) -> str | None:
 class GemmaTokenizer(SDTokenizer):
     """Gemma's tokens in one chunk of any length."""
 
-    conversation = GEMMA
+    conversation = GEMMA3
 
     def __init__(
         self,
@@ -129,6 +129,8 @@ class GemmaTokenizer(SDTokenizer):
 
 class Gemma2BTokenizer(GemmaTokenizer):
     """Gemma 2's."""
+
+    conversation = GEMMA2
 
     def __init__(
         self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
@@ -177,7 +179,7 @@ class GemmaModel(SDClipModel):
             dtype=dtype,
             special_tokens={"start": START, "pad": PAD},
             layer_norm_hidden_state=False,
-            model_class=DecoderLLM,
+            model_class=Gemma3VL,
             enable_attention_masks=True,
             return_attention_masks=True,
             model_options=model_options,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from comfy_extras import nodes_textgen
-from comfy_extras.nodes_textgen import TextGenerate, parted
+from comfy_extras.nodes_textgen import TextGenerate, TextGenerateLTX2Prompt, parted
 
 ON = {
     "sampling_mode": "on", "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1,
@@ -105,3 +105,23 @@ def test_sound_is_refused() -> None:
     audio = {"waveform": torch.zeros(1, 1, 8), "sample_rate": 8}
     with pytest.raises(ValueError, match="audio: none of the language models"):
         nodes_textgen.Seen(audio=audio).pictures()
+
+
+def test_an_idea_for_a_video_comes_with_instructions() -> None:
+    writer, mode = Writer(" A fox runs. "), {"sampling_mode": "off"}
+    made = TextGenerateLTX2Prompt.execute(writer, "a fox", 5, mode)
+    assert made.args == (" A fox runs. ", "")
+    assert writer.asked["text"] == "a fox"
+    assert writer.asked["system_prompt"] == nodes_textgen.VIDEO_FROM_TEXT
+    image = torch.zeros(1, 8, 8, 3)
+    TextGenerateLTX2Prompt.execute(writer, "a fox", 5, mode, image=image)
+    assert writer.asked["system_prompt"] == nodes_textgen.VIDEO_FROM_IMAGE
+    TextGenerateLTX2Prompt.execute(writer, "a fox", 5, mode, image=image, system_prompt="Sing.")
+    assert writer.asked["system_prompt"] == "Sing."
+
+
+def test_an_idea_that_finds_no_words_stays() -> None:
+    mode = {"sampling_mode": "off"}
+    for answer, thoughts in ((" \n", ""), ("<think>So", "So")):
+        made = TextGenerateLTX2Prompt.execute(Writer(answer), "a fox", 5, mode)
+        assert made.args == ("a fox", thoughts)

@@ -250,12 +250,19 @@ class Decoder(nn.Module):
             kept = self.norm(kept)
         return x, kept
 
-    def extend(self, x: Tensor, cache: KeyValueCache, places: Tensor | None = None) -> Tensor:
+    def extend(
+        self,
+        x: Tensor,
+        cache: KeyValueCache,
+        places: Tensor | None = None,
+        blocks: Sequence[tuple[int, int]] = (),
+    ) -> Tensor:
         """Normed states ``[1, L, D]`` of tokens that follow those of a cache, which takes them in.
 
         Args:
             x: Rows of the token table, ``[1, L, D]``.
             places: Where the tokens are, as in `forward`; None: behind what came before.
+            blocks: Begin and end, among these tokens, of those that all see each other.
         """
         if places is None:
             places = torch.arange(cache.next_place, cache.next_place + x.shape[1])
@@ -263,7 +270,7 @@ class Decoder(nn.Module):
             x = x * self.config.hidden_size**0.5
         past = cache.length
         looks = {
-            window: (_mask_behind(x, past, window), self._turn(x, places, window))
+            window: (_mask_behind(x, past, window, blocks), self._turn(x, places, window))
             for window in {self.config.window(number) for number in range(len(self.layers))}
         }
         for number, layer in enumerate(self.layers):
@@ -305,7 +312,9 @@ def _mask(x: Tensor, attention_mask: Tensor | None, window: int = 0) -> Tensor:
     return mask.masked_fill_(hidden, torch.finfo(x.dtype).min / 4)
 
 
-def _mask_behind(x: Tensor, past: int, window: int) -> Tensor | None:
+def _mask_behind(
+    x: Tensor, past: int, window: int, blocks: Sequence[tuple[int, int]]
+) -> Tensor | None:
     """What is added to scores ``[1, 1, L, past + L]`` of tokens behind others; None where they see
     everything.
     """
@@ -317,6 +326,8 @@ def _mask_behind(x: Tensor, past: int, window: int) -> Tensor | None:
     hidden = seen > own
     if window:
         hidden = hidden | (seen <= own - window)
+    for start, end in blocks:
+        hidden[start:end, past + start : past + end] = False
     mask = torch.zeros(1, 1, *hidden.shape, dtype=x.dtype, device=x.device)
     return mask.masked_fill_(hidden, torch.finfo(x.dtype).min / 4)
 
@@ -386,6 +397,11 @@ class DecoderLLM(nn.Module):
             final_layer_norm_intermediate,
             self.places(embeds_info, x.shape[1]),
         )
+
+    def blocks(self, embeds_info: Any) -> list[tuple[int, int]]:
+        """Begin and end of rows that all see each other, in models that take more than text."""
+        del embeds_info
+        return []
 
     def places(self, embeds_info: Any, length: int) -> Tensor | None:
         """Places of tokens for `Decoder`, in models that take more than text."""

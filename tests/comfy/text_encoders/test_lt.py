@@ -16,6 +16,7 @@ import folder_paths
 from comfy import loading, text_loading
 from comfy.devices import residency
 from comfy.ldm.lightricks.connectors import Connectors, ConnectorsConfig
+from comfy.ldm.llm.gemma_vl import Gemma3VL
 from comfy.ldm.llm.model import DecoderLLM
 from comfy.ops import manual_cast
 from comfy.saving import save_checkpoint
@@ -24,10 +25,12 @@ from comfy.text_encoders.lumina2 import GEMMA3_CONFIG
 from comfy.weights.errors import WeightFileError
 from comfy_extras.nodes_lt_audio import LTXAVTextEncoderLoader
 from comfy_extras.nodes_model_merging import CLIPSave
+from comfy_extras.nodes_textgen import TextGenerateLTX2Prompt
 from comfy_nodes.loaders import DualCLIPLoader
 from tests.comfy.families import test_ltxav
 from tests.comfy.families.small_files import prefixed
 from tests.comfy.families.test_transformers import random_like
+from tests.comfy.ldm.test_gemma_vl import TOWER
 from tests.comfy.text_encoders.test_lumina2 import VOCABULARY
 from tests.support.accelerator import simulated_accelerator
 
@@ -174,6 +177,24 @@ def test_a_small_device_gives_the_same(folders: Path) -> None:
         size = sum(v.nbytes for v in clip.cond_stage_model.state_dict().values())
         accelerator.set_capacity(int(peak - 0.4 * size), 0)
         torch.testing.assert_close(clip.encode("cat cat"), want)
+
+
+def test_it_writes_with_a_picture_before_its_eyes(folders: Path) -> None:
+    seeing = Gemma3VL({**GEMMA, "vision_config": TOWER}, None, "cpu", manual_cast)
+    held = {"spiece_model": torch.tensor(list(VOCABULARY)).byte()}
+    weights = softened(random_like(seeing, 7), 0.2)
+    save_file({**weights, **held}, folders / "text_encoders/gemma.safetensors")
+    clip = loaded()
+    config = clip.cond_stage_model.gemma3_12b.transformer.vision_model.config
+    assert {name: getattr(config, name) for name in TOWER} == TOWER
+    answers = []
+    for shade in (0.0, 1.0):
+        tokens = clip.tokenize("cat", image=torch.full((1, 9, 9, 3), shade), thinking=False)
+        answers.append(clip.generate(tokens, max_length=12, do_sample=False))
+    assert answers[0] != answers[1]
+    text = TextGenerateLTX2Prompt.execute(clip, "a cat", 3, {"sampling_mode": "off"})[0]
+    assert isinstance(text, str)
+    assert text
 
 
 def test_what_is_missing_is_told(folders: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_question_stands_in_the_conversation_of_its_model() -> None:
         + "<|vision_start|><|image_pad|><|vision_end|>" * 2
         + "{}<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert conversations.GEMMA.around("Why?", "Be kind.") == (
+    assert conversations.GEMMA3.around("Why?", "Be kind.") == (
         "<start_of_turn>user\nBe kind.\n\nWhy?<end_of_turn>\n<start_of_turn>model\n"
     )
     assert conversations.MISTRAL.around("Why?", "Be kind.") == (
