@@ -67,6 +67,7 @@ MODULES: tuple[str, ...] = (
     "nodes_string",
     "nodes_primitive",
     "nodes_logic",
+    "nodes_lists",
     "nodes_math",
     "nodes_resolution",
     "nodes_text_files",

@@ -82,11 +82,27 @@ class Boolean(io.ComfyNode):
         return io.NodeOutput(value)
 
 
+class Seed(io.ComfyNode):
+    """A seed for several nodes."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        seed = io.Int.Input(
+            "seed", min=0, max=LARGEST, control_after_generate=io.ControlAfterGenerate.fixed
+        )
+        output = io.Int.Output(display_name="seed")
+        return _schema("SeedNode", "Seed", seed, output)
+
+    @classmethod
+    def execute(cls, seed: int) -> io.NodeOutput:
+        return io.NodeOutput(seed)
+
+
 class PrimitivesExtension(ComfyExtension):
     """The nodes of this module."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [String, StringMultiline, Int, Float, Boolean]
+        return [String, StringMultiline, Int, Float, Boolean, Seed]
 
 
 async def comfy_entrypoint() -> PrimitivesExtension:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from string import ascii_lowercase
+from typing import Any
 
 from comfy_api.latest import ComfyExtension, io
 from comfy_execution.text_limit import require_text_fits, text_limit
 from comfy_extras.regular_expressions import worked_out
+from comfy_extras.text_templates import filled
 
 CASES: dict[str, Callable[[str], str]] = {
     "UPPERCASE": str.upper,
@@ -289,6 +292,25 @@ class RegexReplace(io.ComfyNode):
         return io.NodeOutput(replaced)
 
 
+class StringFormat(io.ComfyNode):
+    """Puts values into a text."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        names = list(ascii_lowercase)
+        values = io.Autogrow.TemplateNames(io.AnyType.Input("value"), names=names, min=0)
+        places = io.String.Input(
+            "f_string", default="{a}", multiline=True,
+            tooltip="{a} is the value a, {a:.3f} the same with three digits, {{ a brace.",
+        )  # fmt: skip
+        inputs = [io.Autogrow.Input("values", template=values), places]
+        return schema("StringFormat", "Format Text", inputs, io.String.Output())
+
+    @classmethod
+    def execute(cls, f_string: str, values: dict[str, Any] | None = None) -> io.NodeOutput:
+        return io.NodeOutput(filled(f_string, values or {}))
+
+
 class StringExtension(ComfyExtension):
     """The nodes of this module."""
 
@@ -305,6 +327,7 @@ class StringExtension(ComfyExtension):
             RegexMatch,
             RegexExtract,
             RegexReplace,
+            StringFormat,
         ]
 
 

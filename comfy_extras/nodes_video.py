@@ -23,6 +23,7 @@ from comfy_nodes.picture_basics import colours_of
 CATEGORY = "image/video"
 WEBM_CODECS = {"vp9": ("libvpx-vp9", "yuv420p"), "av1": ("libsvtav1", "yuv420p10le")}
 RATE_STEPS = 1000  # parts of a frame a second that are kept
+LONGEST = 1e5  # seconds
 
 
 class SaveWEBM(io.ComfyNode):
@@ -194,6 +195,49 @@ class GetVideoComponents(io.ComfyNode):
         return io.NodeOutput(parts.images, parts.audio, float(parts.frame_rate))
 
 
+class VideoSlice(io.ComfyNode):
+    """Cuts a piece out of a video."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        def seconds(
+            id: str, tooltip: str, least: float, most: float | None = None
+        ) -> io.Float.Input:
+            return io.Float.Input(id, tooltip=tooltip, default=0.0, min=least, max=most, step=0.001)
+
+        return io.Schema(
+            node_id="Video Slice",
+            display_name="Trim Video",
+            category=CATEGORY,
+            description="Cuts a piece out of a video, with its sound.",
+            inputs=[
+                io.Video.Input("video"),
+                seconds("start_time", "First second; below 0 from the end.", -LONGEST, LONGEST),
+                seconds("duration", "Seconds; 0 for all that is left.", 0.0),
+                io.Boolean.Input(
+                    "strict_duration",
+                    default=False,
+                    tooltip="Whether a video that ends before is an error.",
+                ),
+            ],
+            outputs=[io.Video.Output()],
+        )
+
+    @classmethod
+    def execute(
+        cls, video: VideoInput, start_time: float, duration: float, strict_duration: bool
+    ) -> io.NodeOutput:
+        piece = video.as_trimmed(start_time, duration, strict_duration)
+        if piece is None:
+            wanted = f"{duration:g} seconds of it" if duration else "the rest of it"
+            raise ValueError(
+                f"start_time, duration: the video lasts {video.get_duration():g} seconds, and "
+                f"{wanted} from {start_time:g} seconds on cannot be cut; start earlier, or take a "
+                "shorter piece"
+            )
+        return io.NodeOutput(piece)
+
+
 class LoadVideo(io.ComfyNode):
     """Reads a video."""
 
@@ -225,4 +269,6 @@ class LoadVideo(io.ComfyNode):
         return True
 
 
-comfy_entrypoint = entrypoint_of(SaveWEBM, SaveVideo, CreateVideo, GetVideoComponents, LoadVideo)
+comfy_entrypoint = entrypoint_of(
+    SaveWEBM, SaveVideo, CreateVideo, GetVideoComponents, LoadVideo, VideoSlice
+)
