@@ -11,10 +11,11 @@ from comfy.families.dit_layout import Shapes, position_axes
 
 QWEN_MARK = "txt_norm.weight"
 LUMINA_MARK = "cap_embedder.1.weight"
+HEAD_MARK = "layers.0.attention.q_norm.weight"
 PATCH = 2
 Z_FEED_FORWARD = 8 / 3  # of the width
 LUMINA_FEED_FORWARD = 4.0
-NEWBIE_MARK = "clip_text_pooled_proj.0.weight"  # a relative that looks at pooled text, too
+NEWBIE_MARK = "clip_text_pooled_proj.0.weight"  # of a relative that looks at pooled text, too
 
 
 def read_qwen_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict[str, Any] | None:
@@ -55,31 +56,15 @@ def read_lumina_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> di
     if prefix + LUMINA_MARK not in state_dict or prefix + narrow not in state_dict:
         return None
     shapes = Shapes(state_dict, prefix, "Z-Image")
-    dim, text_width = shapes[LUMINA_MARK]
-    head = shapes["layers.0.attention.q_norm.weight"][0]
-    rows = shapes["layers.0.attention.qkv.weight"][0]
-    inner = shapes["layers.0.feed_forward.w1.weight"][0]
-    heads = dim // head
+    head = shapes[HEAD_MARK][0]
     config: dict[str, Any] = {
-        "image_model": "lumina2",
-        "patch_size": PATCH,
-        "in_channels": shapes["x_embedder.weight"][1] // PATCH**2,
-        "dim": dim,
-        "cap_feat_dim": text_width,
-        "n_layers": shapes.count("layers."),
-        "n_refiner_layers": shapes.count("noise_refiner."),
-        "qk_norm": True,
-        "n_heads": heads,
-        "n_kv_heads": (rows // head - heads) // 2,
+        **_lumina_sizes(shapes, Z_FEED_FORWARD),
         "axes_dims": [head // 4, head * 3 // 8, head * 3 // 8],
         "axes_lens": [1536, 512, 512],
         "rope_theta": 256.0,
-        "ffn_dim_multiplier": Z_FEED_FORWARD,
         "z_image_modulation": True,
         "time_scale": 1000.0,
     }
-    if inner != -(-int(Z_FEED_FORWARD * dim) // 256) * 256:  # not the full-size network
-        config.update(ffn_dim_multiplier=inner / dim, multiple_of=1)
     if "cap_pad_token" in shapes:
         config["pad_tokens_multiple"] = 32
     return config
@@ -94,12 +79,27 @@ def read_lumina2_config(
     if is_relative or any(prefix + key not in state_dict for key in (LUMINA_MARK, wide)):
         return None
     shapes = Shapes(state_dict, prefix, "Lumina 2")
+    head = shapes[HEAD_MARK][0]
+    side = head // 6 * 2
+    return {
+        **_lumina_sizes(shapes, LUMINA_FEED_FORWARD),
+        "axes_dims": [head - 2 * side, side, side],
+        "axes_lens": [300, 512, 512],
+        "rope_theta": 10000.0,
+    }
+
+
+def _lumina_sizes(shapes: Shapes, feed_forward: float) -> dict[str, Any]:
+    """Sizes that Lumina 2 and Z-Image read from the same weights.
+
+    Args:
+        feed_forward: Inner width of the full-size network's feed-forward layers, in widths.
+    """
     dim, text_width = shapes[LUMINA_MARK]
-    head = shapes["layers.0.attention.q_norm.weight"][0]
+    head = shapes[HEAD_MARK][0]
     rows = shapes["layers.0.attention.qkv.weight"][0]
     inner = shapes["layers.0.feed_forward.w1.weight"][0]
     heads = dim // head
-    side = head // 6 * 2
     config: dict[str, Any] = {
         "image_model": "lumina2",
         "patch_size": PATCH,
@@ -111,11 +111,8 @@ def read_lumina2_config(
         "qk_norm": True,
         "n_heads": heads,
         "n_kv_heads": (rows // head - heads) // 2,
-        "axes_dims": [head - 2 * side, side, side],
-        "axes_lens": [300, 512, 512],
-        "rope_theta": 10000.0,
-        "ffn_dim_multiplier": LUMINA_FEED_FORWARD,
+        "ffn_dim_multiplier": feed_forward,
     }
-    if inner != -(-int(LUMINA_FEED_FORWARD * dim) // 256) * 256:  # not the full-size network
+    if inner != -(-int(feed_forward * dim) // 256) * 256:  # not the full-size network
         config.update(ffn_dim_multiplier=inner / dim, multiple_of=1)
     return config
