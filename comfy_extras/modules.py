@@ -73,6 +73,7 @@ MODULES: tuple[str, ...] = (
     "nodes_text_files",
     "nodes_textgen",
     "nodes_image_compare",
+    "nodes_bounding_boxes",
     "nodes_morphology",
     "nodes_canny",
     "nodes_webcam",
