@@ -112,25 +112,24 @@ def _halved_step(
     run: Trajectory, sigma: float, sigma_down: float
 ) -> tuple[float, list[float], list[float]]:
     """Level halfway between two in half-log-SNR; weights of x and of the estimate in the steps to
-    it and to the lower level."""
+    it and to the lower level. In the precision of the levels, as pictures were made."""
     if run.path is EXPLODING:
         return _halved_exploding_step(run, sigma, sigma_down)
-    start = run.path.half_log_snr(sigma)
-    sigma_mid = NEARLY_PURE_NOISE
-    if start != -math.inf:
-        sigma_mid = run.path.sigma_at((start + run.path.half_log_snr(sigma_down)) / 2)
-    half, whole = ([end / sigma, 1 - end / sigma] for end in (sigma_mid, sigma_down))
-    return sigma_mid, half, whole
+    ends = torch.tensor([sigma, sigma_down], dtype=run.sigmas.dtype)
+    middle = ends.new_tensor(NEARLY_PURE_NOISE)
+    if sigma < 1:
+        start, end = ((1 - ends) / ends).log()
+        middle = 1 / ((start + (end - start) / 2).exp() + 1)
+    ratios = torch.stack([middle, ends[1]]) / ends[0]
+    half, whole = torch.stack([ratios, 1 - ratios], dim=1).tolist()
+    return middle.item(), half, whole
 
 
 def _halved_exploding_step(
     run: Trajectory, sigma: float, sigma_down: float
 ) -> tuple[float, list[float], list[float]]:
-    """As `_halved_step`, of variance-exploding levels.
-
-    In the precision of the levels, as pictures were made: far above the latent's own size a digit
-    of these factors is a digit of the picture.
-    """
+    """As `_halved_step`, of variance-exploding levels: far above the latent's own size a digit of
+    these factors is a digit of the picture."""
     start, end = -torch.tensor([sigma, sigma_down], dtype=run.sigmas.dtype).log()
     lengths = torch.stack([(end - start) / 2, end - start])
     ends = (-torch.stack([start + lengths[0], end])).exp()

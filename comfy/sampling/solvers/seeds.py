@@ -9,7 +9,6 @@ second-order weights are those of Hochbruck and Ostermann 2005.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -32,7 +31,9 @@ class _Stage:
 
     Args:
         levels, lambdas: Levels above zero of a run and their half-log-SNRs.
-        fraction, before: Where in the step the stage lies, and where the stage before it.
+        fraction, before: Where in the step the stage lies, and where the stage before it; None is
+            the end of the step. The level of a stage at the fraction 1 is computed like any other:
+            it may be the next digit to that end, which a mask with a threshold in time sees.
         eta: Share of the reverse SDE's noise; 0 is deterministic.
 
     Attributes:
@@ -42,12 +43,13 @@ class _Stage:
     """
 
     def __init__(
-        self, run: Trajectory, levels: Tensor, lambdas: Tensor, fraction: float, before: float,
-        eta: float,
+        self, run: Trajectory, levels: Tensor, lambdas: Tensor, fraction: float | None,
+        before: float, eta: float,
     ) -> None:  # fmt: skip
         h = lambdas.diff()
-        reached, half_log_snr = levels[1:], lambdas[1:]
-        if fraction != 1:
+        if fraction is None:
+            fraction, reached, half_log_snr = 1.0, levels[1:], lambdas[1:]
+        else:
             half_log_snr = torch.lerp(lambdas[:-1], lambdas[1:], fraction)
             reached = half_log_snr_to_sigma(half_log_snr, run.sampling)
         decay = (before - fraction) * h * eta
@@ -62,7 +64,7 @@ class _Stages:
     """The stages of each step of a run, with the noise gathered so far in a step.
 
     Args:
-        fractions: Where the stages lie in a step; the last is its end.
+        fractions: Where the stages lie in a step; one more is its end.
         eta, s_noise: Share of the reverse SDE's noise, and its factor; 0 draws none.
 
     Attributes:
@@ -78,7 +80,7 @@ class _Stages:
         self.h_eta = lambdas.diff() * (eta + 1)
         self.stages = [
             _Stage(run, levels, lambdas, fraction, before, eta)
-            for before, fraction in pairwise((0.0, *fractions))
+            for before, fraction in zip((0.0, *fractions), (*fractions, None))
         ]
         self._noise: Tensor | None = None
 
@@ -131,7 +133,7 @@ def sample_seeds_2(
         distinct=solver_type == "phi_2",
     )  # fmt: skip
     run.use_noise(x, noise_sampler)
-    stages = _Stages(run, (r, 1.0), eta, s_noise)
+    stages = _Stages(run, (r,), eta, s_noise)
     h = -stages.h_eta
     first: list[float] = (r * h).expm1().tolist()
     second = h.expm1() / (2 * r) if solver_type == "phi_1" else _h_phi_2(h) / r
@@ -201,7 +203,7 @@ def sample_seeds_3(
     """SEEDS-3: two intermediate levels at the fractions r_1 and r_2."""
     run = Trajectory(model, sigmas, extra_args, callback, disable, finite_snr=True, distinct=True)
     run.use_noise(x, noise_sampler)
-    stages = _Stages(run, (r_1, r_2, 1.0), eta, s_noise)
+    stages = _Stages(run, (r_1, r_2), eta, s_noise)
     h = -stages.h_eta
     second, third = r_2 / r_1 * _h_phi_2(r_2 * h), _h_phi_2(h) / r_2
     to_1: list[float] = (r_1 * h).expm1().tolist()

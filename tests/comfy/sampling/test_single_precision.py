@@ -343,6 +343,49 @@ def test_a_run_ends_where_single_precision_takes_it(
     torch.testing.assert_close(made, expected, rtol=0, atol=3e-5)
 
 
+def asked_levels(name: str, kind: tuple[str, dict[str, Any]], sigmas: Tensor) -> Tensor:
+    """Levels at which a solver asks for estimates."""
+    model, asked = Guided(*kind), []
+
+    class Listening:
+        inner_model = model.inner_model
+
+        def __call__(self, x: Tensor, sigma: Tensor, **kwargs: Any) -> Tensor:
+            asked.append(sigma[0])
+            return model(x, sigma)
+
+    solvers.find(name).function(
+        Listening(), torch.randn(SMALL), sigmas, disable=True, extra_args={"seed": 1}
+    )
+    return torch.stack(asked)
+
+
+@pytest.mark.parametrize("kind", [SD3, EDM])
+@pytest.mark.parametrize("name", ["exp_heun_2_x0", "exp_heun_2_x0_sde"])
+def test_a_stage_at_the_end_of_a_step_is_asked_at_the_level_of_its_half_log_snr(
+    name: str, kind: tuple[str, dict[str, Any]]
+) -> None:
+    """Often the next digit: a mask with a threshold in time then takes in other cells."""
+    model = Guided(*kind)
+    sigmas = schedules.calculate_sigmas(model.sampling, "kl_optimal", 12)[1:-1]
+    lambdas = model.half_log_snr(sigmas)
+    ends = (-lambdas).sigmoid() if model.flow else (-lambdas).exp()
+    assert not torch.equal(ends, sigmas)
+    expected = torch.stack([sigmas[:-1], ends[1:]], dim=1).flatten()
+    assert torch.equal(asked_levels(name, kind, sigmas), expected)
+
+
+def test_halfway_in_a_step_of_a_flow_is_a_level_of_single_precision() -> None:
+    sigmas = schedules.calculate_sigmas(Guided(*SD3).sampling, "simple", 12)[1:]
+    expected = []
+    for sigma, after in pairwise(sigmas[:-1]):
+        down = after * (1 + (after / sigma - 1))
+        start, end = (((1 - level) / level).log() for level in (sigma, down))
+        expected += [sigma, ((start + (end - start) / 2).exp() + 1) ** -1]
+    expected.append(sigmas[-2])
+    assert torch.equal(asked_levels("dpmpp_2s_ancestral", SD3, sigmas), torch.stack(expected))
+
+
 @pytest.mark.parametrize("name", ["res_multistep_ancestral", "res_multistep_ancestral_cfg_pp"])
 def test_a_level_given_twice_draws_but_does_not_move(name: str) -> None:
     def run(levels: list[float]) -> tuple[Tensor, int]:
