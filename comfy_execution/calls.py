@@ -150,7 +150,7 @@ def read_results(results: Sequence[Any], spec: NodeSpec) -> Outcome:
 
 
 def merge_values(results: Sequence[Any], spec: NodeSpec) -> list[list[Any]]:
-    """Turns values by call into values by output; list outputs are strung together.
+    """Turns values by call into values by output; list outputs are joined.
 
     Raises:
         InvalidOutputError: a list output is not a list, or a call returned too few values.

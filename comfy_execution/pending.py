@@ -104,7 +104,7 @@ class PendingPrompts:
         self._by_id = {entry.prompt_id: entry for entry in self._entries}
 
     def set_number(self, entry: Pending, number: float) -> None:
-        """Gives a waiting prompt another number, behind those that have the same."""
+        """Gives a waiting prompt another number, after those that have the same."""
         self.remove([entry])
         self._insert(self._renumbered(entry, number))
 

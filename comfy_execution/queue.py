@@ -128,7 +128,7 @@ class PromptQueue(QueueView, QueueOrder):
         self.wake()
 
     def next_number(self) -> int:
-        """A number that puts a prompt behind all that wait; where counting goes on at start."""
+        """A number that puts a prompt after all that wait; where counting goes on at start."""
         with self.mutex:
             return math.floor(self._pending.highest_number()) + 1
 

@@ -1,4 +1,4 @@
-"""Patches that put the ControlNets of Qwen-Image and Z-Image behind the layers of those networks.
+"""Patches that add the ControlNets of Qwen-Image and Z-Image after the layers of those networks.
 
 A patch is called in every model call. The picture is encoded once for each size of latent; models
 that this takes off the device come back afterwards.

@@ -151,7 +151,7 @@ class LTXVAddGuide(io.ComfyNode):
         guide_mask: Tensor | None = None,
         in_channels: int = CHANNELS,
     ) -> tuple[Conditioning, Conditioning, Tensor, Tensor]:
-        """Both conditionings, latent and noise mask with a guide behind them.
+        """Both conditionings, latent and noise mask with a guide appended.
 
         Args:
             strength: 1 keeps the guide as it is; less lets it change.

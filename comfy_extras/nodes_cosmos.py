@@ -62,7 +62,7 @@ def with_frames(
 
 
 def repeated(samples: Tensor, mask: Tensor, count: int) -> dict[str, Tensor]:
-    """The latent so many times."""
+    """The latent repeated to a batch."""
     return {
         "samples": samples.repeat(count, 1, 1, 1, 1),
         "noise_mask": mask.repeat(count, 1, 1, 1, 1),
@@ -167,7 +167,7 @@ class CosmosPredict2ImageToVideoLatent(io.ComfyNode):
         latent, mask = with_frames(
             vae, (width, height, length), PREDICT2_FRAMES_A_CELL, start_image, end_image
         )
-        # What is not given shall be zero in the network's space, not in the autoencoder's.
+        # What is not given is to be zero in the network's space, not in the autoencoder's.
         neutral = latent_formats.Wan21().process_out(latent)
         return io.NodeOutput(repeated(neutral * mask + latent * (1 - mask), mask, batch_size))
 

@@ -61,7 +61,7 @@ class LTXVAudioVAELoader(io.ComfyNode):
 
 
 class LTXAVTextEncoderLoader(io.ComfyNode):
-    """Loads Gemma 3 12B with the connectors of a checkpoint, which stand behind it."""
+    """Loads Gemma 3 12B with the connectors of a checkpoint, which read its states."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

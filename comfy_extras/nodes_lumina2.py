@@ -24,7 +24,7 @@ SEPARATOR = " <Prompt Start> "
 
 
 class CLIPTextEncodeLumina2(io.ComfyNode):
-    """Text to conditioning, behind a beginning that the model knows."""
+    """Text to conditioning, after an opening that the model was trained with."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -24,7 +24,7 @@ NUMBERED = f"Picture {{}}: {PICTURE}"
 
 
 def at_area(image: Tensor, pixels: int, multiple: int = 1) -> Tensor:
-    """A picture [B, H, W, 3] of about so many pixels, in its proportions.
+    """A picture [B, H, W, 3] of about ``pixels`` pixels, in its proportions.
 
     Args:
         multiple: What both sides are rounded to multiples of.
@@ -113,7 +113,7 @@ class TextEncodeQwenImageEditPlus(io.ComfyNode):
 
 
 class EmptyQwenImageLayeredLatentImage(io.ComfyNode):
-    """An empty latent of several layers, behind one for the whole picture."""
+    """An empty latent of several layers, after one for the whole picture."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

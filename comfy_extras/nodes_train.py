@@ -82,7 +82,7 @@ def how_inputs() -> list[io.Input]:
 
 
 def existing_loras() -> list[str]:
-    """Names of LoRA files, behind the name for none."""
+    """Names of LoRA files, after the name for none."""
     return [NOTHING, *folder_paths.get_filename_list("loras")]
 
 

@@ -65,8 +65,10 @@ class Wav2Vec2Config:
 
 
 def merged_position_weight(sd: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights with the weight norm of the convolution that tells places worked out, in
-    float32: scale times direction, one scale for each place of the kernel."""
+    """The weights, with the weight norm of the positional convolution multiplied out in float32.
+
+    Scale times direction, one scale for each place of the kernel.
+    """
     made = dict(sd)
     for scale_name, direction_name in NORMED:
         scale = made.pop(POSITIONS + scale_name, None)
@@ -79,7 +81,7 @@ def merged_position_weight(sd: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def config_of(sd: Mapping[str, Tensor]) -> Wav2Vec2Config:
-    """Sizes from weights whose weight norm is worked out.
+    """Sizes from weights whose weight norm is multiplied out.
 
     Raises:
         KeyError: A weight that tells a size is missing.

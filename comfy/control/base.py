@@ -123,7 +123,7 @@ class ControlBase:
         return self
 
     def set_previous_controlnet(self, controlnet: ControlBase | None) -> ControlBase:
-        """Chain behind another one; returns self."""
+        """Chain after another one; returns self."""
         self.previous_controlnet = controlnet
         return self
 

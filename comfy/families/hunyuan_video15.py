@@ -80,6 +80,6 @@ class HunyuanVideo15_SR_Distilled(HunyuanVideo15):
     def matches(
         cls, unet_config: Mapping[str, Any], state_dict: Mapping[str, Tensor] | None = None
     ) -> bool:
-        """One with two latents beside that it makes, each with a mask."""
+        """A network with two latents, each with a mask, beside the one it makes."""
         takes_two = unet_config.get("in_channels") == 3 * (unet_config.get("out_channels") or 0) + 2
         return super().matches(unet_config, state_dict) and takes_two

@@ -69,7 +69,7 @@ def read_ltxav_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dic
 
 
 class LTXAVideoModel(LTXVideoModel):
-    """As LTX video, with a latent of sound packed behind that of the video."""
+    """As LTX video, with a latent of sound packed after that of the video."""
 
     network = LTXAVModel
 

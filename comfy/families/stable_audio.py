@@ -125,7 +125,7 @@ class StableAudioModel(BaseModel):
         return {"c_crossattn": int(self.model_config.unet_config.get("cond_token_dim", usual))}
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
-        """Text with both numbers behind it, and the numbers alone for the whole sound."""
+        """Text followed by both numbers, and the numbers alone for the whole sound."""
         device, noise = kwargs["device"], kwargs["noise"]
         total = kwargs.get("seconds_total", int(noise.shape[-1] / CELLS_A_SECOND))
         numbers = torch.stack(

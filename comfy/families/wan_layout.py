@@ -63,7 +63,7 @@ def _s2v_sizes(shapes: Shapes) -> dict[str, Any]:
 def _animate_sizes(shapes: Shapes) -> dict[str, Any]:
     """Sizes of the encoders of a face."""
     convs = "motion_encoder.enc.net_app.convs."
-    count = shapes.count(convs)  # one before and one behind the halvings
+    count = shapes.count(convs)  # one before and one after the halvings
     halvings = [shapes[f"{convs}{n}.skip.1.weight"][0] for n in range(1, count - 1)]
     style, motions = shapes["motion_encoder.dec.direction.weight"]
     hidden = shapes["face_encoder.conv2.conv.weight"][0]

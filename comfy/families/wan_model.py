@@ -89,7 +89,7 @@ class WAN21(BaseModel):
         return resize.resize_to_batch_size(mask, noise.shape[0])
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
-        """Text, a picture's tokens, frames behind, a reference latent."""
+        """Text, a picture's tokens, frames that follow, a reference latent."""
         made = super().extra_conds(**kwargs)
         if kwargs.get("cross_attn") is not None:
             made["c_crossattn"] = conds.CONDRegular(kwargs["cross_attn"])
@@ -151,7 +151,7 @@ class WAN22_Animate(WAN21):
 
 
 class WAN21_HuMo(WAN21):
-    """A picture behind the video, and sound."""
+    """A picture placed after the video, and sound."""
 
     network = HumoWanModel
     memory_usage_factor_conds = ("reference_latent",)

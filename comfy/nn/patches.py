@@ -1,4 +1,4 @@
-"""What custom nodes put behind the attention of transformers."""
+"""What custom nodes put after the attention of transformers."""
 
 from __future__ import annotations
 

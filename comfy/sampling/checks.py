@@ -251,7 +251,7 @@ def levels_of(sigmas: Any) -> Tensor:
 
     Raises:
         TypeError: They are no numbers.
-        ValueError: They have other than one axis.
+        ValueError: They have no axis, or more than one.
     """
     if not torch.is_tensor(sigmas):
         try:

@@ -66,7 +66,7 @@ class LTXAVGemmaTokenizer(TokenizerAlone):
 
 
 class Gemma3_12BModel(LanguageModel):
-    """Gemma 3 12B: the states of its tokens, and those behind each layer."""
+    """Gemma 3 12B: the states of its tokens, and those after each layer."""
 
     encoder_name = GEMMA3_12B
     sizes = CONFIG

@@ -1,4 +1,4 @@
-"""Text encoding of Stable Diffusion 3: CLIP ViT-L and bigG side by side, T5-XXL behind them; any
+"""Text encoding of Stable Diffusion 3: CLIP ViT-L and bigG side by side, then T5-XXL; any
 may be absent."""
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class T5Pieces:
 
     @classmethod
     def _from_pieces(cls, content: bytes) -> Tokenizer:
-        """A tokenizer from a `spiece.model`: there the marks for gaps, behind the pieces, are not
-        listed.
+        """A tokenizer from a `spiece.model`: it does not list the marks for gaps that follow the
+        pieces.
         """
         file = read_piece_file(content)
         if file.merges:

@@ -26,7 +26,7 @@ def detect_oobleck(
     if OOBLECK_MARK not in weights:
         return None
     channels, sound_channels, _ = weights["encoder.layers.0.weight"].shape
-    levels = count_parts(weights, "encoder.layers.") - 3  # before and behind stand other layers
+    levels = count_parts(weights, "encoder.layers.") - 3  # other layers come before and after
     ends = [weights[f"encoder.layers.{n}.layers.4.weight"].shape for n in range(1, levels + 1)]
     strides = tuple(kernel // 2 for _, _, kernel in ends)
     latent_channels = weights["decoder.layers.0.weight"].shape[1]

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 PLAIN, UNKNOWN, CONTROL, TYPED, UNUSED = 1, 2, 3, 4, 5  # kinds of pieces; as in SentencePiece
 UNIGRAM, MERGING = 1, 2  # kinds of SentencePiece models
-PADDING = ("[PAD", "<extra_id_")  # pieces behind the vocabulary that fill the token table up
+PADDING = ("[PAD", "<extra_id_")  # pieces after the vocabulary that fill up the token table
 
 Item = TypeVar("Item", str, float, int)
 NAMES: dict[type, str] = {str: "texts", float: "numbers", int: "whole numbers"}

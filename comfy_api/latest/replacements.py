@@ -13,7 +13,7 @@ REPLACEMENTS: dict[str, list[NodeReplace]] = {}
 
 
 def register_replacement(replacement: NodeReplace) -> None:
-    """Adds a replacement behind those already known for the same old node."""
+    """Adds a replacement after those already known for the same old node."""
     REPLACEMENTS.setdefault(replacement.old_node_id, []).append(replacement)
 
 

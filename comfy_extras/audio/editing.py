@@ -122,7 +122,7 @@ class SplitAudioChannels(io.ComfyNode):
 
 
 class AudioConcat(io.ComfyNode):
-    """One sound behind the other."""
+    """One sound after the other."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -41,7 +41,7 @@ def paired(latents: list[Latent], positive: list[Conditioning]) -> list[list[Exa
         positive: One for all; or one entry, or one conditioning, for each item.
 
     Raises:
-        ValueError: There are others than that.
+        ValueError: The numbers differ.
     """
     groups = [
         [one for one in own_copy(latent["samples"]).split(1) if one.shape[0]] for latent in latents

@@ -126,7 +126,7 @@ def with_speech(
 
 
 def motion_latent(vae: Any, frames: Tensor, width: int, height: int) -> Tensor:
-    """The latent of the last frames, behind grey ones where there are too few."""
+    """The latent of the last frames, after grey ones where there are too few."""
     last = frames_at(frames[-MOTION_FRAMES:], width, height)
     video = torch.full((MOTION_FRAMES, height, width, 3), GREY)
     video[-last.shape[0] :] = last

@@ -177,7 +177,7 @@ class WanTrackToVideo(io.ComfyNode):
 
 
 def begun_video(vae: Any, frame: Tensor, length: int) -> Tensor:
-    """The latent of a picture [H, W, 3] with grey frames behind, in the network's space."""
+    """The latent of a picture [H, W, 3] followed by grey frames, in the network's space."""
     video = torch.full((length, *frame.shape), GREY)
     video[0] = frame
     return latent_formats.Wan21().process_in(encoded_frames(vae, video, CHANNELS))[0]

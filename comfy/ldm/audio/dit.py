@@ -189,7 +189,7 @@ class ContinuousTransformer(nn.Module):
         )
 
     def forward(self, x: Tensor, first: Tensor, context: Tensor, options: Options) -> Tensor:
-        """Sound ``[B, L, C]`` behind one token ``first [B, 1, D]``."""
+        """Sound ``[B, L, C]`` after one token ``first [B, 1, D]``."""
         x = torch.cat([first, self.project_in(x)], dim=1)
         angles = self.rotary_pos_emb(x.shape[1], x)
         table = (options.get("patches_replace") or {}).get("dit") or {}

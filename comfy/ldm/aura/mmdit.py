@@ -92,7 +92,7 @@ class _Projections(nn.Module):
         return q, functional.layer_norm(k, size, eps=NORM_EPS), v
 
     def after(self, x: Tensor, stream: int = 1) -> Tensor:
-        """The projection behind the attention."""
+        """The projection after the attention."""
         return getattr(self, f"w{stream}o")(x)
 
 
@@ -125,7 +125,7 @@ class DoubleAttention(_Projections):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, length: int, options: Options | None) -> Tensor:
-    """Attention ``[B, L, D]`` of all tokens, of which the picture's stand behind ``length``."""
+    """Attention ``[B, L, D]`` of all tokens; the first ``length`` are those of the text."""
     heads = q.shape[2]
     seen = attention.optimized_attention(
         q.flatten(2), k.flatten(2), v.flatten(2), heads, transformer_options=options

@@ -1,4 +1,4 @@
-"""BERT: a transformer that reads a whole text at once, each layer normalised behind.
+"""BERT: a transformer that reads a whole text at once, with a norm after each part of a layer.
 
 Keys follow the published files: ``bert.embeddings``, ``bert.encoder.layer.N.attention.self``,
 ``.attention.output``, ``.intermediate``, ``.output``.

@@ -79,7 +79,7 @@ class ResBlock(nn.Module):
 
 
 class Projections(nn.Module):
-    """Queries, keys, values and what stands behind the attention."""
+    """Queries, keys, values and the projection after the attention."""
 
     to_q: nn.Module
     to_k: nn.Module
@@ -176,7 +176,7 @@ def level_blocks(
 
 
 class Levels(nn.Module):
-    """A network of levels; its classes say what stands before and behind them."""
+    """A network of levels; its classes say what comes before and after them."""
 
     down_blocks: nn.ModuleList
     down_downscalers: nn.ModuleList

@@ -15,8 +15,9 @@ THETA = 10000.0
 
 
 def frequencies(channels: int, stretch: float, device: Any) -> Tensor:
-    """Turns a position of an axis, for each pair of channels; ``stretch`` spreads positions past
-    those of the training.
+    """Angle per position along one axis, for each pair of channels.
+
+    ``stretch`` spreads the training's positions over a longer axis.
 
     Source: the base grows by stretch^(channels / (channels - 2)), https://arxiv.org/abs/2309.00071.
     """

@@ -75,7 +75,7 @@ class VideoAttention(nn.Module):
 
 
 class Part(nn.Module):
-    """One of a layer's three parts: a modulated norm before it, a gate behind it."""
+    """One of a layer's three parts: a modulated norm before it, a gate after it."""
 
     def __init__(
         self, width: int, lora_dim: int | None, block: nn.Module, operations: Any, **place: Any

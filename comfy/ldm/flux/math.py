@@ -13,8 +13,8 @@ from torch.compiler import is_compiling as compiling
 
 from comfy.nn import attention as back_ends
 
-TWO_VECTORS = 16  # complex numbers that torch multiplies at once on any CPU
-OF_A_THREAD = 32768  # results from which torch lets another thread help
+TWO_VECTORS = 16  # complex numbers that torch multiplies in one go on any CPU
+OF_A_THREAD = 32768  # results per thread: above it torch takes another one
 
 
 def attention(
@@ -61,8 +61,10 @@ def apply_rope1(x: Tensor, freqs_cis: Tensor) -> Tensor:
 
 
 def _are_complex(pairs: Tensor, matrices: Tensor) -> bool:
-    """Whether pairs and matrices on a CPU may be taken for complex numbers: the former by how they
-    lie in memory, the latter since they rotate, which others than `rope` need not have made.
+    """Whether pairs and matrices on a CPU may be read as complex numbers.
+
+    The pairs have to lie side by side in memory. The matrices have to be rotations, which those of
+    `rope` are and those of custom nodes need not be.
     """
     return (
         pairs.device.type == "cpu"
@@ -78,8 +80,10 @@ def _are_complex(pairs: Tensor, matrices: Tensor) -> bool:
 
 
 def _ends_with_vectors(shape: torch.Size) -> bool:
-    """Whether a product of complex numbers leaves none for behind the processor's vectors, where
-    they are rounded otherwise: neither in a row nor where a thread ends.
+    """Whether a product of complex numbers fills the processor's vectors to the last number.
+
+    What is left over, at the end of a row or of a thread's share, is computed one by one and
+    rounded differently.
     """
     count = shape.numel()
     threads = min(torch.get_num_threads(), -(-count // OF_A_THREAD))

@@ -146,7 +146,7 @@ class JointAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer of both streams; the text's is not needed behind the last."""
+    """A layer of both streams; the text's is not needed after the last one."""
 
     compiles_alone = True
 

@@ -158,7 +158,7 @@ class ResBlock(nn.Module):
 
 
 class Downsample(Level):
-    """A convolution that makes some frames, rows and columns one; residual blocks behind it."""
+    """A convolution that merges some frames, rows and columns into one, then residual blocks."""
 
     def __init__(self, channels: int, out: int, time: int, count: int, make: Maker) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ class _SelfAttention(nn.Module):
 
 
 class RefinerBlock(nn.Module):
-    """Attention and feed-forward, each behind a gate from a vector."""
+    """Attention and feed-forward, each followed by a gate made from a vector."""
 
     def __init__(self, width: int, heads: int, parts: Parts) -> None:
         super().__init__()

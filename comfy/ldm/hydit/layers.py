@@ -45,7 +45,7 @@ def perceptron(width: int, inner: int, out: int, parts: Parts) -> nn.Sequential:
 
 
 class AttentionPool(nn.Module):
-    """One vector of a text: what its mean sees in it."""
+    """One vector for a text: the mean of its tokens attends to them."""
 
     def __init__(self, tokens: int, width: int, heads: int, out: int, parts: Parts) -> None:
         super().__init__()

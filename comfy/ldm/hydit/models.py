@@ -244,8 +244,9 @@ class HunYuanDiT(nn.Module):
         return torch.cat(told, dim=1)
 
     def _text(self, bert: tuple[Tensor, Tensor | None], t5: tuple[Tensor, Tensor | None]) -> Tensor:
-        """Both texts ``[B, L, D]``, what was learned for it in the place of padding, of which
-        only as many of the last tokens are searched as training had.
+        """Both texts ``[B, L, D]``, padding replaced by what was learned to stand for it.
+
+        Only the last tokens, as many as the training had, are searched for padding.
         """
         padding = self.text_embedding_padding.to(bert[0]).split([self.text_len, self.text_len_t5])
         joined = []

@@ -118,7 +118,7 @@ class LTXAVModel(nn.Module):
     def _add_ends(
         self, prefix: str, width: int, channels: int, caption_channels: int, parts: Options
     ) -> None:
-        """What a stream has before and behind the blocks."""
+        """What a stream has before and after the blocks."""
         place = {"dtype": parts["dtype"], "device": parts["device"]}
         linear, norm = parts["operations"].Linear, parts["operations"].LayerNorm
         made: dict[str, nn.Module] = {

@@ -60,7 +60,7 @@ class ConnectorBlock(nn.Module):
 
 
 class Connector(nn.Module):
-    """A transformer over a text ``[B, L, D]`` and the registers behind it."""
+    """A transformer over a text ``[B, L, D]`` and the registers that follow it."""
 
     def __init__(self, config: ConnectorsConfig, parts: Options) -> None:
         super().__init__()

@@ -83,7 +83,7 @@ class CrossAttention(nn.Module):
 
 
 class GELU_approx(nn.Module):
-    """A linear layer with GELU behind it."""
+    """A linear layer followed by GELU."""
 
     def __init__(
         self,

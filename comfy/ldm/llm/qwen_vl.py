@@ -66,9 +66,8 @@ def picture_patches(image: Tensor, config: VisionConfig) -> tuple[Tensor, tuple[
 def token_places(length: int, pictures: Sequence[Mapping[str, Any]], merge: int) -> Tensor:
     """Place ``[3, length]`` in time, height and width of each token.
 
-    A word is one further than what is before it, on all three axes. The rows of a picture share
-    their time and count their lines and columns from there; what follows comes behind the longer
-    side.
+    A word is one further than what precedes it, on all three axes. The rows of a picture share one
+    time and count their lines and columns from there; what follows starts after the longer side.
 
     Args:
         pictures: In order, each with ``index`` and ``size`` among the tokens, and in ``extra`` its

@@ -79,7 +79,7 @@ class QwenImageBlockWiseControlNet(nn.Module):
 
 
 def with_mask(latent: Tensor, mask: Tensor | None, channels: int) -> Tensor:
-    """A latent ``[B, C, T, H, W]`` and behind it what is known (1) and what is to be made (0).
+    """A latent ``[B, C, T, H, W]`` followed by what is known (1) and what is to be made (0).
 
     Args:
         mask: ``[B, 1, H, W]`` of the latent's size; None if all is known.

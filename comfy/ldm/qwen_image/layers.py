@@ -27,7 +27,7 @@ def apply_rotary_emb(x: Tensor, freqs_cis: Tensor) -> Tensor:
 
 
 class GELU(nn.Module):
-    """A linear layer with GELU behind it."""
+    """A linear layer followed by GELU."""
 
     def __init__(
         self,

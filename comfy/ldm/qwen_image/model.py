@@ -150,7 +150,7 @@ class QwenImageTransformer2DModel(nn.Module):
         return placed
 
     def _text_ids(self, context: Tensor, rows: int, columns: int) -> Tensor:
-        """Text stands behind the picture on all axes."""
+        """Text comes after the picture on all axes."""
         p = self.patch_size
         start = round(max((rows + p // 2) // p // 2, (columns + p // 2) // p // 2))
         length = context.shape[1]

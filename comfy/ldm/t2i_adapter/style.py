@@ -23,7 +23,7 @@ class QuickGELU(nn.Module):
 
 
 class ResidualAttentionBlock(nn.Module):
-    """Attention and feed-forward, each behind a norm."""
+    """Attention and feed-forward, each after a norm."""
 
     def __init__(self, width: int, heads: int, place: dict[str, Any], operations: Any) -> None:
         super().__init__()

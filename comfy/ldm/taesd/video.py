@@ -27,7 +27,7 @@ ENCODER_WIDTH = 64
 PATCHES = {48: 2, 32: 2, 128: 4}
 """Pixels along a side that lie in the channels, by channels of the latent; 1 for others."""
 PIECE_PIXELS = 2**21
-"""Pixels of all frames that are worked at a time; one latent frame at least."""
+"""Pixels of all frames that are computed at a time; one latent frame at least."""
 
 Memory = dict[int, Tensor]
 """Last frame [B, 1, C, H, W] that each memory block was given, by its place in the network."""

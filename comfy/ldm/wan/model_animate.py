@@ -276,7 +276,7 @@ class AnimateWanModel(WanModel):
         self.face_adapter = nn.ModuleDict({"fuser_blocks": blocks})
 
     def _patches(self, x: Tensor, given: Options) -> tuple[Sequence[int], Tensor]:
-        """Patches, with poses ``[B, C, T, H, W]`` added behind the first frame, which shows the
+        """Patches, with poses ``[B, C, T, H, W]`` added after the first frame, which shows the
         person."""
         grid, tokens = super()._patches(x, given)
         poses = given.get("pose_latents")

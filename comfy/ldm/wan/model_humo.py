@@ -137,7 +137,7 @@ class HumoAttentionBlock(WanAttentionBlock):
 
 
 class HumoWanModel(WanModel):
-    """Wan that looks at a picture behind the video, and hears.
+    """Wan that looks at a picture placed after the video, and hears.
 
     Args:
         audio_in, audio_hidden, audio_width, audio_tokens: Of the projection of sound: numbers that

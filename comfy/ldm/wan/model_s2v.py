@@ -30,7 +30,7 @@ FRAMES_BEFORE, CELLS_BEFORE = 73, 19  # that the first state stands for before t
 VIDEO, REFERENCE, MOTION = range(3)  # what a patch is of
 # Earlier frames from the last one on: how many are seen at a scale of 1, 2 and 4 patches.
 FRAMES_AT_SCALE = {1: 1, 2: 2, 4: 16}
-REFERENCE_TIME, AWAY = 30, 9  # where the picture stands, or so far behind a longer video
+REFERENCE_TIME, AWAY = 30, 9  # time of the picture, or how far after the end of a longer video
 Options = dict[str, Any]
 
 
@@ -159,7 +159,7 @@ def _spread(start: int, length: int, count: int) -> Tensor:
 
 
 class S2VAttentionBlock(WanAttentionBlock):
-    """A block in which patches behind the video's have a time of their own."""
+    """A block in which patches that follow the video's have a time of their own."""
 
     def forward(
         self,
@@ -304,7 +304,7 @@ class S2VWanModel(WanModel):
         reference_motion: Tensor | None = None,
         **kwargs: Any,
     ) -> list[tuple[Tensor, int, list[list[Tensor]]]]:
-        """Patches behind the video's, what they are of, and their places along each axis."""
+        """Patches that follow the video's, what they are of, and their places along each axis."""
         del kwargs
         found = []
         if reference_latent is not None:

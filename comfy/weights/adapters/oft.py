@@ -118,7 +118,7 @@ class OFTAdapter(_RotationAdapter):
         count, size, _ = rotation.shape
         identity = torch.eye(size, device=rotation.device, dtype=rotation.dtype)
         grouped = weight.reshape(count, size, *weight.shape[1:])
-        # `strength` enters here as well as in the sum: so do the files' authors expect it
+        # `strength` enters here as well as in the sum, as the files' authors expect
         step = rotation * strength - strength * identity
         return torch.einsum("k n m, k n ... -> k m ...", step, grouped).reshape(weight.shape)
 

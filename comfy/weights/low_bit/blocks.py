@@ -56,10 +56,9 @@ class BlockCode:
         blocks = stored.detach().view(torch.uint8).reshape(-1, self.size)
         scales = None if self.scales is None else self.scales(parts, self.shape).reshape(-1, 1)
         step = len(blocks) if compiling() else self._blocks_at_once(stored.device)
-        if step >= len(
-            blocks
-        ):  # in compiled code, which makes nothing on the way, every turn would
-            numbers = self.unpack(blocks)  # be written out
+        # Compiled code keeps nothing in between, and would unroll the loop below.
+        if step >= len(blocks):
+            numbers = self.unpack(blocks)
             whole = numbers if scales is None else numbers.mul_(scales)
             return whole.to(dtype).reshape(self.shape)
         decoded = torch.empty((len(blocks), self.elements), dtype=dtype, device=stored.device)
@@ -85,7 +84,7 @@ class BlockCode:
         return self.scales is None and len(self.shape) > 1 and row > 0 and row % self.elements == 0
 
     def rows(self, count: int) -> BlockCode:
-        """The code of so many of the weight's rows."""
+        """The code of some of the weight's rows."""
         return replace(self, shape=torch.Size((count, *self.shape[1:])))
 
     def decode_rows(
