@@ -120,8 +120,10 @@ class Program:
 
         folder = Path(folder_paths.get_system_user_directory("latentloom"))
         self.journal = None if self.args.no_journal else open_journal(folder, self.args.port)
-        flag = None if workers.are_asked_for(self.args) else INTERRUPT
-        self.queue = PromptQueue(interrupt=flag, journal=self.journal)
+        is_alone = not workers.are_asked_for(self.args)
+        self.queue = PromptQueue(interrupt=INTERRUPT if is_alone else None, journal=self.journal)
+        if not is_alone:
+            INTERRUPT.elsewhere = self.queue.interrupt  # for routes of packs
         services = Services(
             self.queue,
             system_stats=report.system_stats,

@@ -7,6 +7,7 @@ microsecond, so layers and sampling steps ask it freely. Standard library only.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 
 class InterruptProcessingException(BaseException):
@@ -21,16 +22,21 @@ class Interrupt:
 
     Attributes:
         exception: The exception type that means "interrupted".
+        elsewhere: Stops what runs, where that is not in this process; it replaces the flag.
     """
 
     exception = InterruptProcessingException
 
     def __init__(self) -> None:
         self._flag = threading.Event()
+        self.elsewhere: Callable[[], object] | None = None
 
     def set(self) -> None:
         """Ask the running prompt to stop."""
-        self._flag.set()
+        if self.elsewhere is not None:
+            self.elsewhere()
+        else:
+            self._flag.set()
 
     def clear(self) -> None:
         """Forget an earlier request; called before each prompt."""

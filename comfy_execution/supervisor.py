@@ -28,6 +28,8 @@ LIFELINE_VARIABLE = "LATENTLOOM_LIFELINE"
 """File descriptor of the pipe, for ``tie_to_parent``."""
 SERVING_VARIABLE = "LATENTLOOM_SERVING"
 """File descriptor of the second pipe, for ``tell_serving``; absent on Windows."""
+WORKER_VARIABLE = "LATENTLOOM_WORKER"
+"""Name of the worker that a process is to be; absent in the server."""
 CRASH_VARIABLE = "LATENTLOOM_CRASHED"
 """Number of the signal that ended the previous child, if one did."""
 

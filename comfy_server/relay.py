@@ -22,24 +22,28 @@ from comfy_server.prompt_server import PromptServer
 from comfy_server.services import Services
 from protocol import BinaryEventTypes
 
-PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
-"""Modes that PNG keeps as they are; the others have no preview that shows more than RGB."""
+LOSSLESS = {
+    "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+    "TIFF": ("CMYK", "YCbCr", "F", "I"),
+}
+"""Formats and the modes that they keep as they are."""
 
 _EVENT_SIZE = 4  # bytes of the event's number at the start of a binary frame
 
 
 def pack_picture(image: Any) -> bytes:
     """A PIL image without loss; the server scales and encodes it for those who see it."""
-    if image.mode not in PNG_MODES:
-        image = image.convert("RGB")
+    kind = next((kind for kind, modes in LOSSLESS.items() if image.mode in modes), None)
+    if kind is None:  # no other mode shows more than this
+        kind, image = "PNG", image.convert("RGB")
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG", compress_level=1)
+    image.save(buffer, format=kind, compress_level=1)
     return buffer.getvalue()
 
 
 def unpack_picture(data: bytes) -> Image.Image:
     """The PIL image in such bytes, decoded when it is first looked at."""
-    return Image.open(io.BytesIO(data), formats=["PNG"])
+    return Image.open(io.BytesIO(data), formats=list(LOSSLESS))
 
 
 PICTURES = PictureCodec(pack_picture, unpack_picture)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import folder_paths
 from comfy_execution import supervisor
 from comfy_execution.workers.channel import PipeChannel
-from comfy_execution.workers.local import WORKER_VARIABLE
 from utils import (
     execution,
     node_manager,
@@ -39,7 +38,7 @@ def work(args: argparse.Namespace, argv: Sequence[str]) -> int:
     channel = take_streams()
     supervisor.end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the server decides
-    os.environ.pop(WORKER_VARIABLE)  # what packs start is no worker
+    os.environ.pop(supervisor.WORKER_VARIABLE)  # what packs start is no worker
     args.cuda_device = args.default_device = args.oneapi_device_selector = None  # see the variables
     with start_up.refusing(OSError, ValueError):
         logs = start_up.configure_logging(args)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import folder_paths
-from comfy_execution.workers.local import WORKER_VARIABLE
+from comfy_execution import supervisor
 
 if TYPE_CHECKING:
     from comfy_execution.planning import Plan
@@ -50,7 +50,7 @@ def are_asked_for(args: argparse.Namespace) -> bool:
 
 def is_worker(environment: Mapping[str, str]) -> bool:
     """Whether this process is to be a worker."""
-    return WORKER_VARIABLE in environment
+    return supervisor.WORKER_VARIABLE in environment
 
 
 def start_places(
@@ -78,7 +78,8 @@ def start_places(
         command = [str(PROGRAM), *argv]
         remote = RayLauncher(cluster, count, command, shared, uses_cpu=args.cpu)
         starts += [(f"ray-{number}", remote) for number in range(1, count + 1)]
-    places = [Place(name, launcher, queue, server, PICTURES) for name, launcher in starts]
+    after_s = args.restart_after or None
+    places = [Place(name, launcher, queue, server, PICTURES, after_s) for name, launcher in starts]
     for place in places:
         place.start()
     return places

@@ -39,7 +39,7 @@ class Channel(ABC):
 
 
 class WorkerChannel(Channel):
-    """The server's end: with it a worker is ended, too."""
+    """The server's end: with it a worker is ended, too. Here ``send`` never waits."""
 
     @abstractmethod
     def kill(self) -> None:

@@ -6,7 +6,9 @@ What they write to standard error is written to this process's, so it is in the 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -14,11 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, cast
 
 from comfy_execution import supervisor
-from comfy_execution.workers.channel import PipeChannel, WorkerChannel
+from comfy_execution.workers.channel import ChannelClosed, PipeChannel, WorkerChannel
 from comfy_execution.workers.messages import Message
-
-WORKER_VARIABLE = "LATENTLOOM_WORKER"
-"""Name of the worker that a process is to be; absent in the server."""
 
 DEATH_S = 5.0
 """How long a worker whose pipe is closed may take to end."""
@@ -57,9 +56,17 @@ class LocalWorker(WorkerChannel):
             target=_pass_on, args=(process.stderr,), name="worker-log", daemon=True
         )
         self._log.start()
+        self._outgoing: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._write, name="worker-pipe", daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        self._pipes.send(message)
+        """Never waits, though native code may keep the worker from reading; see ``Channel``."""
+        self._outgoing.put(message)
+
+    def _write(self) -> None:
+        with contextlib.suppress(ChannelClosed):
+            while (message := self._outgoing.get()) is not None:
+                self._pipes.send(message)
 
     def receive(self) -> Message:
         return self._pipes.receive()
@@ -73,6 +80,7 @@ class LocalWorker(WorkerChannel):
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
+        self._outgoing.put(None)
         self._log.join(1.0)  # the last words come before what the server says of its death
         self._pipes.close()
         return code
@@ -99,7 +107,7 @@ class LocalLauncher:
     def launch(self, name: str) -> LocalWorker:
         """Starts a worker; see ``Launcher``."""
         inherited = {key: v for key, v in os.environ.items() if key not in _OF_THE_SERVER}
-        own = {**inherited, **self._environment(name), WORKER_VARIABLE: name}
+        own = {**inherited, **self._environment(name), supervisor.WORKER_VARIABLE: name}
         return LocalWorker(self._command, own, self._folder)
 
 

@@ -22,6 +22,7 @@ from comfy_execution.workers.messages import Message, PictureCodec, event_from, 
 
 logger = logging.getLogger(__name__)
 
+GRACE_S = 3.0
 PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 
@@ -81,10 +82,18 @@ class Place:
         queue: Where ended prompts go, and who is told that this place is free.
         sink: Where news go.
         codec: Unpacks previews.
+        kill_after_s: The worker ends itself if its prompt does not stop in so many seconds; a
+            little later it is killed, as native code may keep it from that. None: never.
     """
 
     def __init__(
-        self, name: str, launcher: Launcher, queue: PromptQueue, sink: NewsSink, codec: PictureCodec
+        self,
+        name: str,
+        launcher: Launcher,
+        queue: PromptQueue,
+        sink: NewsSink,
+        codec: PictureCodec,
+        kill_after_s: float | None = None,
     ) -> None:
         self.name = name
         self.models: Models = NO_MODELS
@@ -93,6 +102,7 @@ class Place:
         self.refusal: str | None = None
         self.memory: list[dict[str, Any]] = []
         self._launcher, self._queue, self._sink, self._codec = launcher, queue, sink, codec
+        self._kill_after_s = kill_after_s
         self._lock = threading.RLock()
         self._channel: WorkerChannel | None = None
         self._ready: Message | None = None  # what the running worker said of itself
@@ -168,9 +178,20 @@ class Place:
             job = self._job
             if job is None or job.prompt_id != prompt_id:
                 return
+            if not job.is_stopped and self._kill_after_s is not None:
+                wait_s = self._kill_after_s + GRACE_S
+                timer = threading.Timer(wait_s, self._kill_if_it_has, (job,))
+                timer.daemon = True
+                timer.start()
             job.is_stopped = True
             if job.is_sent:
                 self._send({"do": "stop", "prompt_id": prompt_id})
+
+    def _kill_if_it_has(self, job: Job) -> None:
+        channel = self._channel
+        if self._job is job and job.is_sent and channel is not None:
+            logger.error("worker %s does not stop its prompt; killing it", self.name)
+            channel.kill()
 
     def free(self, flags: Mapping[str, Any]) -> None:
         """Has the worker free memory, after its prompt if it has one."""

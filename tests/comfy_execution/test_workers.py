@@ -472,6 +472,22 @@ def test_a_stopped_prompt_whose_worker_had_to_end_is_cancelled(house: House) -> 
     assert Wait.calls == [1]
 
 
+def test_a_worker_that_cannot_even_end_itself_is_killed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("comfy_execution.workers.place.GRACE_S", 0.02)
+    for place in house.pool.places:
+        place._kill_after_s = 0.02
+    for flag in Seated.flags.values():
+        flag.is_seen = False
+    house.submit("a", value=1)
+    until(lambda: running(house) == {"a"})
+    house.queue.interrupt("a")
+    assert house.kinds("a") == ["execution_interrupted"]
+    house.submit("b", "Number", 3)
+    assert house.ended("b")["outputs"] == {"2": {"value": [3]}}
+
+
 def test_a_prompt_that_no_worker_can_run_fails_with_what_is_missing(house: House) -> None:
     house.submit("a", "Rare")
     message = house.ended("a")["status"]["messages"][-1][1]["exception_message"]
@@ -503,17 +519,17 @@ def test_a_prompt_that_a_node_submits_is_the_server_s(monkeypatch: pytest.Monkey
                 "1": {"class_type": "Number", "inputs": {"value": 7}},
                 "2": {"class_type": "Show", "inputs": {"value": ["1", 0]}},
             }
-            queue = house.started[0].queue
+            queue = home.started[0].queue
             queue.put((0, "again", prompt, {}, ["2"]))
             assert queue.get_tasks_remaining() == 1
             return (1,)
 
     monkeypatch.setitem(CLASSES, "Again", Again)
-    house = House(1)
-    house.queue.submit((5, "first", {"1": {"class_type": "Again"}}, {}, ["1"]))
-    assert house.ended("again")["outputs"] == {"2": {"value": [7]}}
-    assert house.ended("first")["status"]["completed"]
-    house.pool.stop()
+    home = House(1)
+    home.queue.submit((5, "first", {"1": {"class_type": "Again"}}, {}, ["1"]))
+    assert home.ended("again")["outputs"] == {"2": {"value": [7]}}
+    assert home.ended("first")["status"]["completed"]
+    home.pool.stop()
 
 
 def test_what_runs_at_the_end_waits_for_the_next_process(tmp_path: Path) -> None:

@@ -346,6 +346,36 @@ async def test_news_of_an_ownerless_prompt_stays_with_its_user(people: People) -
     assert "progress" not in kinds["bob"]
 
 
+async def test_of_several_prompts_at_once_everybody_gets_the_news_of_their_own(
+    people: People,
+) -> None:
+    server = PromptServer.instance
+    names = ("ann", "bob")
+    sockets = []
+    for name in names:
+        path = f"/ws?clientId={name}"
+        sockets.append(await people.client.ws_connect(path, headers=people.headers(name)))
+        await sockets[-1].receive_json()
+        await people.submit(name, f"p-{name}")
+    for _ in names:
+        taken = server.prompt_queue.get(timeout=1)
+        assert taken is not None
+        with server.news_of(taken[0]):
+            server.publish(events.Progress(1, 2, taken[0][1], "3"))
+            server.send_sync("from.a.pack", {"of": taken[0][1]})
+    for name, socket in zip(names, sockets):
+        seen: list[Any] = []
+        while not seen or seen[-1]["type"] != "from.a.pack":
+            seen.append(await asyncio.wait_for(socket.receive_json(), 5))
+        server.queue_updated()
+        while seen[-1]["type"] != "status":
+            seen.append(await asyncio.wait_for(socket.receive_json(), 5))
+        told = [
+            s["data"].get("prompt_id") or s["data"]["of"] for s in seen if s["type"] != "status"
+        ]
+        assert told == [f"p-{name}", f"p-{name}"]
+
+
 # -- limits, health, figures ------------------------------------------------------------------
 
 
