@@ -16,7 +16,7 @@ from torch import Tensor
 from comfy import progress
 from comfy.nn.patches import CROSS_OUTPUT
 from comfy.patching.wrappers import CallbacksMP, WrappersMP
-from comfy.sampling.batching import NEGATIVE_FIRST, TOGETHER
+from comfy.sampling.batching import CALL_GROUP, NEGATIVE_FIRST, TOGETHER
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
 
@@ -50,7 +50,8 @@ class AttentionGuidance:
     make (at a scale of 1), both parts of a call get the led result, so that they show one picture
     in the next layer too. Else, and where texts of very different lengths cannot share a call, each
     has a picture of its own. Results of a negative's call are kept, in order, until the positive's
-    at the same noise level.
+    at the same noise level. Of several negatives that could share a call the newest one counts,
+    whether memory lets them or not.
     """
 
     def __init__(self, scale: float, alpha: float, tau: float) -> None:
@@ -59,12 +60,15 @@ class AttentionGuidance:
         self._warned = False
         self._call: Any = None  # the list that names the parts of the call in progress
         self._place = 0  # of the next attention in it
+        self._group: Any = None  # the list that names all entries that could share the call
+        self._continues = False  # the call before was of the same ones
         self._kept: list[Tensor] = []
         self._kept_sigma: float | None = None
 
     def forget(self, *_: Any) -> None:
         """Let go of what a run left."""
-        self._call, self._kept, self._kept_sigma = None, [], None
+        self._call = self._group = self._kept_sigma = None
+        self._kept = []
 
     def estimate(
         self,
@@ -113,19 +117,22 @@ class AttentionGuidance:
             self._place += 1
             return
         self._call, self._place = order, 0
+        group = extra_options.get(CALL_GROUP, order)
+        self._continues, self._group = group is self._group, group
         sigmas = extra_options.get("sigmas")
         sigma = None if sigmas is None else float(sigmas[0])
-        if NEGATIVE in order or sigma != self._kept_sigma:
+        if not self._continues and (NEGATIVE in order or sigma != self._kept_sigma):
             self._kept, self._kept_sigma = [], sigma
 
     def _negative(self, parts: list[Tensor], order: list[int]) -> Tensor | None:
-        """The negative text's result here: of this call, or of the one before."""
-        if NEGATIVE in order:
+        """The negative text's result here: of this call, or of one before."""
+        is_kept = self._place < len(self._kept)
+        if NEGATIVE in order and not (self._continues and is_kept):
             negative = parts[order.index(NEGATIVE)]
-            if POSITIVE not in order:
-                self._kept.append(negative.cpu())  # the device had no room for both
+            if POSITIVE not in order or len(order) < len(self._group):
+                self._kept.append(negative.cpu())  # the device had no room for all
             return negative
-        return self._kept[self._place] if self._place < len(self._kept) else None
+        return self._kept[self._place] if is_kept else None
 
     def _warn(self) -> None:
         if not self._warned:

@@ -77,15 +77,15 @@ class AttentionRecorder:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, extra_options: dict[str, Any]) -> Tensor:
         heads, order = extra_options["n_heads"], extra_options["cond_or_uncond"]
-        if 1 not in order:
+        group = extra_options.get(batching.CALL_GROUP, order)
+        if 1 not in group:
             return attention.optimized_attention(
                 q, k, v, heads, attn_precision=extra_options.get("attn_precision")
             )
         queries, keys, values = (split_heads(part, heads) for part in (q, k, v))
         scale = queries.shape[-1] ** -0.5
         weights = (queries.float() @ keys.float().transpose(-1, -2) * scale).softmax(dim=-1)
-        group = extra_options.get(batching.CALL_GROUP)
-        if group is None or group is not self._group:
+        if 1 in order and group is not self._group:
             self._group = group
             item, start = q.shape[0] // len(order), order.index(1)
             self.scores = weights[start * item : (start + 1) * item].flatten(0, 1)

@@ -30,7 +30,8 @@ LARGE_LATENT = 2**20
 # Model options for patches that compare the lists. Where they have calls of their own, the
 # negative's comes first; a call takes an entry of each that can share it, whatever memory there is.
 NEGATIVE_FIRST, TOGETHER = "negative_first", "lists_together"
-# In transformer_options: calls that memory alone kept apart have the same object here.
+# In transformer_options: which list each entry is of, for all that could share the call, the newest
+# first. Calls that memory alone kept apart have the same object.
 CALL_GROUP = "call_group"
 # Starting value of the total weight: cells that no entry covers come out as 0, not as NaN.
 NO_WEIGHT = 1e-37
@@ -268,11 +269,11 @@ def _calc_cond_batch(
     )
     for hooks, jobs in by_hooks.items():
         hook_options = patcher.apply_hooks(hooks=hooks) if hooked else {}
-        group, mates = object(), set[int]()
+        group, mates = list[int](), set[int]()
         while jobs:
             alike = _alike_jobs(jobs, last_first)
             if not mates.issuperset(id(jobs[index]) for index in alike):
-                group = object()
+                group = [jobs[index][1] for index in alike]
             mates = {id(jobs[index]) for index in alike}
             chosen = _choose_batch(model, jobs, alike, x_in.device, together)
             batch = [jobs.pop(index) for index in chosen]

@@ -108,6 +108,29 @@ def test_nag_has_both_texts_in_a_call_however_little_memory_there_is(
     assert not torch.allclose(scarce, plain, atol=1e-2)
 
 
+@pytest.mark.parametrize(("counts", "cfg"), [((1, 2), 3.0), ((3, 1), 1.0)])
+def test_nag_of_several_texts_is_the_same_however_little_memory_there_is(
+    model: Any, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int], cfg: float
+) -> None:
+    lists = [[text(10 * which + number)[0] for number in range(counts[which])] for which in (0, 1)]
+    view = patched(nodes_nag.NAGuidance, model, 5.0, 0.5, 1.5)
+    start = noise.prepare_noise(LATENT, 3)
+    euler, levels = samplers.ksampler("euler"), torch.tensor([8.0, 0.0])
+    monkeypatch.setattr(memory, "recent_free_memory", lambda *_: 1.0)
+    made = []
+    for largest in (4, 2, 1):  # entries that a call has room for
+
+        def required(shape: Any, most: int = largest, **_: Any) -> float:
+            return float(shape[0] > most)
+
+        monkeypatch.setattr(model.model, "memory_required", required)
+        made.append(
+            run.sample_custom(view, start, cfg, euler, levels, *lists, LATENT, disable_pbar=True)
+        )
+    for scarce in made[1:]:
+        torch.testing.assert_close(scarce, made[0], rtol=0, atol=1e-4)
+
+
 def test_the_negative_text_of_nag_still_makes_an_estimate_where_that_counts(model: Any) -> None:
     seen: list[float] = []
     view = patched(nodes_nag.NAGuidance, model, 5.0, 0.5, 1.5)
