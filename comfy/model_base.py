@@ -1,6 +1,7 @@
 """Base models and prediction types, under the names custom nodes import."""
 # ruff: noqa: F401
 
+from comfy.families.ace_step import ACEStepModel as ACEStep
 from comfy.families.auraflow import AuraFlowModel as AuraFlow
 from comfy.families.base import BaseModel, convert_tensor
 from comfy.families.cascade import StableCascade_B, StableCascade_C

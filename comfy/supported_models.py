@@ -3,6 +3,7 @@
 
 from comfy import supported_models_base
 from comfy.families import MODEL_FAMILIES as models
+from comfy.families.ace_step import ACEStep
 from comfy.families.auraflow import AuraFlow
 from comfy.families.cascade import Stable_Cascade_B, Stable_Cascade_C
 from comfy.families.chroma import Chroma

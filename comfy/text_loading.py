@@ -25,6 +25,7 @@ from comfy.loading import (
     state_dict_in_words,
 )
 from comfy.text_encoders import (
+    ace,
     hunyuan_image,
     hunyuan_video,
     hydit,
@@ -62,8 +63,6 @@ UNSUPPORTED_MARKS = (
     ("model.encoder.layers.0.mixer.Wqkv.weight", "Jina CLIP 2"),
     (f"{T5_BLOCK}1.DenseReluDense.wi.weight", "T5 of the first version"),
 )
-UNSUPPORTED_T5 = {768: "UMT5-base (ACE-Step)"}  # gated, by width
-
 MISTRAL_WIDTH = 5120  # that of Llama is 4096
 
 OLD_T5 = {1024: OLD_XXL, 768: t5_alone.BASE}  # without a gate, by width
@@ -94,7 +93,7 @@ def load_clip(
                 path,
                 cannot_run(unsupported) if unsupported else found,
                 "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or bigG), T5-XXL, UMT5-XXL, "
-                "mT5-XL, the BERT of Hunyuan-DiT, Qwen 2.5 7B, Qwen 3 4B, Llama 3, "
+                "UMT5-base, mT5-XL, the BERT of Hunyuan-DiT, Qwen 2.5 7B, Qwen 3 4B, Llama 3, "
                 "Mistral Small 3, Gemma 2 2B, Gemma 3 4B or 12B, "
                 "or (beside Gemma 3 12B) a checkpoint of LTX-2 with the connectors of its text",
             )
@@ -212,11 +211,11 @@ def _t5_name(state_dict: Mapping[str, Tensor]) -> str | None:
     if not is_t5 or "shared.weight" not in state_dict:
         return None
     width = state_dict["shared.weight"].shape[1]
-    if width in UNSUPPORTED_T5:
-        return None
     if width == hunyuan_image.BYT5_CONFIG["d_model"]:
         return hunyuan_image.BYT5
     bias = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
+    if width == ace.CONFIG["d_model"]:
+        return ace.NAME if bias in state_dict else None
     if width == pile_t5.WIDTH:  # that of mT5-XL too, whose first block alone has biases
         return pile_t5.NAME if bias in state_dict else hydit.MT5
     return umt5.NAME if bias in state_dict else "t5xxl"
@@ -224,8 +223,6 @@ def _t5_name(state_dict: Mapping[str, Tensor]) -> str | None:
 
 def unsupported_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
     """Name of an encoder that is recognised but cannot be loaded."""
-    if f"{T5_BLOCK}1.DenseReluDense.wi_1.weight" in state_dict and "shared.weight" in state_dict:
-        return UNSUPPORTED_T5.get(state_dict["shared.weight"].shape[1])
     return next((name for key, name in UNSUPPORTED_MARKS if key in state_dict), None)
 
 

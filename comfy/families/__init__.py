@@ -7,6 +7,7 @@ channels. Custom nodes append rows in place.
 from __future__ import annotations
 
 from comfy.families import (
+    ace_step,
     auraflow,
     cascade,
     chroma,
@@ -103,6 +104,7 @@ MODEL_FAMILIES: list[type[ModelFamily]] = [
     hunyuan3d.Hunyuan3Dv2,
     hunyuan3d.Hunyuan3Dv2_1,
     hidream.HiDream,
+    ace_step.ACEStep,
     omnigen2.Omnigen2,
     qwen_image.QwenImage,
     kandinsky5.Kandinsky5Image,

@@ -11,6 +11,7 @@ import torch
 
 from comfy.families.family import ClipTarget
 from comfy.text_encoders import (
+    ace,
     hunyuan_image,
     hunyuan_video,
     hydit,
@@ -104,6 +105,7 @@ ALONE: dict[str, Target] = {
     t5_alone.BASE: _t5(t5_alone.STABLE_AUDIO),
     pile_t5.NAME: _t5(pile_t5.AURAFLOW),
     umt5.NAME: lambda kept: ClipTarget(umt5.WanT5Tokenizer, umt5.wan_clip(kept)),
+    ace.NAME: lambda kept: ClipTarget(ace.AceT5Tokenizer, ace.ace_clip(kept)),
     qwen.QWEN25_7B: lambda kept: ClipTarget(
         qwen.QwenImageTokenizer, qwen.qwen_clip(qwen.QwenImageTEModel, kept)
     ),

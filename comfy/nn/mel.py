@@ -10,8 +10,10 @@ from torch import Tensor
 
 
 @functools.lru_cache(maxsize=8)
-def mel_filters(bands: int, rate: int, window: int) -> Tensor:
-    """Triangles of unit area from 0 Hz to half the rate, [window // 2 + 1, bands] in float64.
+def mel_filters(
+    bands: int, rate: int, window: int, lowest: float = 0.0, highest: float | None = None
+) -> Tensor:
+    """Triangles of unit area between two pitches, [window // 2 + 1, bands] in float64.
 
     Their corners lie evenly on Slaney's mel scale: 3 mel for 200 Hz up to 1000 Hz, from there 27
     mel for each factor of 6.4.
@@ -20,10 +22,18 @@ def mel_filters(bands: int, rate: int, window: int) -> Tensor:
     Args:
         rate: Samples a second.
         window: Samples of one spectrum.
+        lowest, highest: Hertz where the first triangle begins and the last ends; half the rate by
+            default.
     """
     knee, mel_a_hertz, mel_a_log = 1000.0, 3 / 200, 27 / math.log(6.4)
-    top = knee * mel_a_hertz + math.log(rate / 2 / knee) * mel_a_log
-    mel = torch.linspace(0, top, bands + 2, dtype=torch.float64)
+
+    def mel_of(hertz: float) -> float:
+        if hertz < knee:
+            return hertz * mel_a_hertz
+        return knee * mel_a_hertz + math.log(hertz / knee) * mel_a_log
+
+    ends = mel_of(lowest), mel_of(rate / 2 if highest is None else highest)
+    mel = torch.linspace(*ends, bands + 2, dtype=torch.float64)
     above = knee * torch.exp((mel - knee * mel_a_hertz) / mel_a_log)
     corners = torch.where(mel < knee * mel_a_hertz, mel / mel_a_hertz, above)
     low, centre, high = corners[:-2], corners[1:-1], corners[2:]

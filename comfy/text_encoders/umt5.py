@@ -7,7 +7,7 @@ Source: Chung et al. 2023, https://arxiv.org/abs/2304.09151.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -95,8 +95,17 @@ class UMT5XXLModel(SDClipModel):
         )
 
 
-class UMT5XXLTokenizer(SDTokenizer):
-    """UMT5's tokens, in one chunk of any length and at least 512."""
+class UMT5Tokenizer(SDTokenizer):
+    """UMT5's tokens, in one chunk of any length.
+
+    Attributes:
+        encoder_name, width: Name of the encoder and channels of its embeddings.
+        shortest: Tokens that a text has at least.
+    """
+
+    encoder_name: ClassVar[str]
+    width: ClassVar[int]
+    shortest: ClassVar[int]
 
     def __init__(
         self,
@@ -109,12 +118,12 @@ class UMT5XXLTokenizer(SDTokenizer):
             max_length=UNLIMITED,
             pad_with_end=False,
             embedding_directory=embedding_directory,
-            embedding_size=4096,
-            embedding_key=NAME,
+            embedding_size=self.width,
+            embedding_key=self.encoder_name,
             tokenizer_class=UMT5Pieces,
             has_start_token=False,
             pad_to_max_length=False,
-            min_length=MIN_LENGTH,
+            min_length=self.shortest,
             pad_token=PAD,
             tokenizer_data=tokenizer_data,
         )
@@ -124,6 +133,14 @@ class UMT5XXLTokenizer(SDTokenizer):
         if not isinstance(self.source, bytes):
             return {}
         return {EMBEDDED: torch.tensor(list(self.source), dtype=torch.uint8)}
+
+
+class UMT5XXLTokenizer(UMT5Tokenizer):
+    """Tokens of UMT5-XXL, at least 512."""
+
+    encoder_name = NAME
+    width = UMT5_CONFIG["d_model"]
+    shortest = MIN_LENGTH
 
 
 class WanT5Tokenizer(TokenizerAlone):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from comfy.text_encoders import (
+    ace,
     hunyuan_video,
     hydit,
     lt,
@@ -18,6 +19,7 @@ from comfy.text_encoders import (
     tekken,
     umt5,
 )
+from comfy.text_encoders.lyrics import find_lyric_pieces
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, EMBEDDED, find_pieces
 from comfy.weights.gguf_text import VOCABULARY
 
@@ -26,6 +28,8 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     "t5xxl": find_pieces,
     "t5base": find_pieces,
     umt5.NAME: umt5.find_umt5_pieces,
+    ace.NAME: umt5.find_umt5_pieces,
+    ace.LYRICS: find_lyric_pieces,
     pile_t5.NAME: pile_t5.find_pile_pieces,
     qwen.QWEN25_7B: qwen.find_qwen_pieces,
     qwen.QWEN3_4B: qwen.find_qwen_pieces,
@@ -68,6 +72,8 @@ def vocabulary_beside(weights: Mapping[str, Any], folders: Iterable[str]) -> dic
     """
     places = list(folders)
     encoders = {key.split(".")[0] for key in weights}
+    if ace.NAME in encoders:
+        encoders.add(ace.LYRICS)  # which have no weights here
     paths = {name: find(places) for name, find in VOCABULARIES.items() if name in encoders}
     found = {f"{name}_vocabulary": path for name, path in paths.items() if path is not None}
     first = next(iter(paths.values()), None)

@@ -22,6 +22,7 @@ from comfy.vae import packed_kinds
 from comfy.vae.audio_kinds import detect_oobleck
 from comfy.vae.cascade_kinds import detect_stage_a, detect_stage_c
 from comfy.vae.mochi_kinds import detect_mochi
+from comfy.vae.music_kinds import detect_music_dcae
 from comfy.vae.spec import AutoencoderSpec, causal_ratios
 from comfy.vae.taehv_kinds import detect_taehv
 from comfy.vae.video_kinds import detect_cosmos, detect_hunyuan_video, detect_ltxv
@@ -315,6 +316,7 @@ AUTOENCODERS: dict[str, Detector] = {
     "mochi": detect_mochi,
     "ltxv": detect_ltxv,
     "oobleck": detect_oobleck,
+    "music_dcae": detect_music_dcae,
     "stage_a": detect_stage_a,
     "stage_c": detect_stage_c,
 }

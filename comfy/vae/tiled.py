@@ -165,7 +165,7 @@ class TiledCoding:
         return self.decode_tiled_3d(samples, tile_x=tile, tile_y=tile, overlap=(1, lap, lap))
 
     def _encode_in_default_tiles(self, pixels: Tensor) -> Tensor:
-        if self.latent_dim == 1:
+        if self.latent_dim == 1 or self.extra_1d_channel is not None:
             return self.encode_tiled_1d(pixels)
         if self.latent_dim == 2:
             return self.encode_tiled_(pixels)

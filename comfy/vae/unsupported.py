@@ -12,7 +12,6 @@ from comfy.weights.marks import Marks, first_match
 
 # Keys that every autoencoder of a kind has -> its name; the first match wins.
 AUTOENCODERS: Marks = (
-    (("vocoder.backbone.channel_layers.0.0.bias",), "ACE-Step"),
     (("vocoder.activation_post.downsample.lowpass.filter",), "MMAudio"),
     (
         ("decoder.conv_in.weight", "decoder.mid.attn_1.q.weight"),

@@ -255,7 +255,7 @@ class VAE(TiledCoding):
         pixels = self._pixels_in(pixel_samples)
         self._load(self.memory_used_encode(pixels.shape, self.vae_dtype))
         given = _given(tile_x=tile_x, tile_y=tile_y, overlap=overlap)
-        if self.latent_dim == 1:
+        if self.latent_dim == 1 or self.extra_1d_channel is not None:
             given.pop("tile_y", None)
             return self.encode_tiled_1d(pixels, **given)
         if self.latent_dim == 2:

@@ -192,7 +192,7 @@ def test_the_pixel_space_is_an_autoencoder_that_changes_nothing(models: Path) ->
         ("some.weight", r"1 key \(some\.weight\)\. To mend it: choose a file that holds an auto"),
         ("lora_unet_x.lora_down.weight", r"looks like a LoRA, which belongs in models/loras\. To"),
         ("model.diffusion_model.x", r"a diffusion model, which belongs in models/diffusion_model"),
-        ("vocoder.backbone.channel_layers.0.0.bias", r"the autoencoder of ACE-Step.*: choose a"),
+        ("vocoder.activation_post.downsample.lowpass.filter", r"of MMAudio.*: choose a"),
     ],
 )
 def test_a_file_without_an_autoencoder_says_what_it_is(key: str, told: str, models: Path) -> None:

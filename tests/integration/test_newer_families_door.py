@@ -15,6 +15,7 @@ from torch import Tensor
 
 from comfy.text_encoders import qwen
 from tests.comfy.families import (
+    test_ace_step,
     test_auraflow,
     test_cascade,
     test_cosmos,
@@ -107,6 +108,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(test_wan.wan_autoencoder(), models / "vae" / "wan_small.safetensors")
     test_stable_audio.checkpoint(models / "checkpoints")
     write(test_stable_audio.text_encoder(), encoders / "audio_te.safetensors")
+    test_ace_step.checkpoint(models / "checkpoints")
+    test_ace_step.lyric_file(encoders / "ace_lyrics_vocab.json")
     for stage in "cb":
         test_cascade.checkpoint(models / "checkpoints", stage)
     tensors = prefixed(test_auraflow.network(), PREFIX)
@@ -214,6 +217,28 @@ def test_stable_audio_makes_a_sound(families: ServerProcess) -> None:
     entry = families.run(prompt)
     assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
     assert entry["outputs"]["save"]["audio"][0]["filename"].endswith(".flac")
+
+
+def test_ace_step_makes_a_song_and_goes_on_from_one(families: ServerProcess) -> None:
+    loaders = {"all": node("CheckpointLoaderSimple", ckpt_name="ace_step.safetensors")}
+    latent = node("EmptyAceStepLatentAudio", seconds=1.0, batch_size=1)
+    prompt = graph(loaders, ["all", 0], ["all", 1], ["all", 2], latent)
+    prompt["text"] = node(
+        "TextEncodeAceStepAudio", clip=["all", 1], tags="a red cat", lyrics="[verse]\nla la",
+        lyrics_strength=0.9,
+    )  # fmt: skip
+    prompt["none"] = node("ConditioningZeroOut", conditioning=["text", 0])
+    prompt["decode"] = node("VAEDecodeAudio", samples=["run", 0], vae=["all", 2])
+    prompt["save"] = node("SaveAudioMP3", audio=["decode", 0], filename_prefix="song", quality="V0")
+    prompt["heard"] = node("VAEEncodeAudio", audio=["decode", 0], vae=["all", 2])
+    prompt["again"] = node("KSampler", **prompt["run"]["inputs"])
+    prompt["again"]["inputs"] |= {"latent_image": ["heard", 0], "denoise": 0.5}
+    prompt["second"] = node("VAEDecodeAudio", samples=["again", 0], vae=["all", 2])
+    prompt["kept"] = node("SaveAudio", audio=["second", 0], filename_prefix="song")
+    entry = families.run(prompt)
+    assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
+    assert entry["outputs"]["save"]["audio"][0]["filename"].endswith(".mp3")
+    assert entry["outputs"]["kept"]["audio"][0]["filename"].endswith(".flac")
 
 
 def test_stable_cascade_makes_a_picture_in_two_stages(families: ServerProcess) -> None:

@@ -141,6 +141,7 @@ NOT_IN_THE_RECORD = {
         "HunyuanDiT 1.2",
         "AuraFlow 0.1",
         "AuraFlow 0.3",
+        "ACE-Step",
     ],
 )
 def test_full_size_networks_have_the_recorded_configuration(
@@ -324,7 +325,8 @@ def test_a_flux_file_with_a_hole_is_refused_or_unknown(key: str, golden_folder: 
      "HunyuanVideo 1.5", "HunyuanVideo 1.5 SR distilled", "LTXV 2B", "LTXV 13B",
      "PixArt alpha 1024", "PixArt sigma 1024", "Hunyuan3D 2", "Hunyuan3D 2 mini",
      "HunyuanDiT 1.1", "HunyuanDiT 1.2", "Cosmos 1 7B T2V", "Cosmos 1 7B I2V",
-     "Cosmos 1 14B T2V", "Mochi preview", "Chroma", "Chroma Radiance", "Hunyuan3D 2.1"],
+     "Cosmos 1 14B T2V", "Mochi preview", "Chroma", "Chroma Radiance", "Hunyuan3D 2.1",
+     "ACE-Step"],
 )  # fmt: skip
 def test_a_full_size_network_has_exactly_the_recorded_weights(
     name: str, golden_folder: Path

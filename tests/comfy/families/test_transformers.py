@@ -312,11 +312,12 @@ def test_encoders_of_other_families_are_told_by_name(tmp_path: Path) -> None:
 
 
 def test_a_network_of_a_family_that_is_not_here_is_told_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "ace.safetensors"
-    save_file({"genre_embedder.weight": torch.zeros(2)}, path)
+    path = tmp_path / "newbie.safetensors"
+    marks = ("cap_embedder.1.weight", "clip_text_pooled_proj.0.weight")
+    save_file({mark: torch.zeros(2) for mark in marks}, path)
     with pytest.raises(
         loading.UnknownArchitectureError,
-        match=r"recognised as ACE-Step, which this version cannot run yet",
+        match=r"recognised as NewBie, which this version cannot run yet",
     ):
         loading.load_diffusion_model(str(path))
 
