@@ -33,7 +33,7 @@ def sampling_inputs() -> list[io.Input]:
     """How chance chooses words."""
     return [
         io.Float.Input(
-            "temperature", default=0.7, min=0.01, max=2.0, step=0.000001,
+            "temperature", default=0.7, min=0.01, max=2.0, step=0.01,
             tooltip="Below 1 likely words become likelier.",
         ),
         io.Int.Input(

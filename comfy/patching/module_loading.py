@@ -59,7 +59,8 @@ class ModuleLoading(WeightPatching):
         prio_comfy_cast_weights: bool = False,  # noqa: ARG002 - public signature
         default_device: torch.device | None = None,  # noqa: ARG002 - public signature
     ) -> list[LoadEntry]:
-        """Modules that hold weights, in order of loading: what cannot stream, then by size."""
+        """Modules that hold weights, in order of loading: what cannot stream, then by size, then
+        what few runs use (``seldom_used``)."""
         entries = []
         for name, module in self.residence.modules():
             params = own_tensors(module)
@@ -69,7 +70,13 @@ class ModuleLoading(WeightPatching):
             entries.append(
                 LoadEntry(size if is_castable(module) else 0, size, name, module, params)
             )
-        entries.sort(key=lambda e: (is_castable(e.module), -e.module_bytes))
+        entries.sort(
+            key=lambda e: (
+                is_castable(e.module),
+                bool(getattr(e.module, "seldom_used", False)),
+                -e.module_bytes,
+            )
+        )
         return entries
 
     def _entries(self) -> list[LoadEntry]:

@@ -349,7 +349,9 @@ class DecoderLLM(nn.Module):
         self.lm_head: nn.Module | None = None
         if config.lm_head:
             sizes = config.hidden_size, config.vocab_size
-            self.lm_head = operations.Linear(*sizes, bias=False, dtype=dtype, device=device)
+            head: Any = operations.Linear(*sizes, bias=False, dtype=dtype, device=device)
+            head.seldom_used = True  # by those who write, not by those who encode
+            self.lm_head = head
 
     def scores(self, states: Tensor) -> Tensor:
         """Scores of all words ``[..., words]`` float32 to come next, by normed states

@@ -158,10 +158,10 @@ def test_words_behind_a_picture_have_its_places(folder: Path) -> None:
     clip = loaded(folder, "qwen25")
     encoder: Any = clip.cond_stage_model.qwen25_7b
     tokens = [1, 2, {"type": "image", "data": torch.rand(1, 56, 140, 3)}, 3]
-    written = generation.write(encoder, tokens, Choice(do_sample=False), 8, ())
+    written = generation.write(encoder, tokens, Choice(do_sample=False), 4, ())
     again = [
         generation.write(encoder, tokens + written[:n], Choice(do_sample=False), 1, ())[0]
-        for n in range(8)
+        for n in range(4)
     ]
     assert again == written
 
@@ -240,6 +240,21 @@ def test_a_device_that_holds_a_part_of_the_weights_writes_the_same(folder: Path)
         assert 0 < clip.patcher.loaded_size() < size
 
 
+def test_what_only_writing_needs_gives_way_first(folder: Path) -> None:
+    with simulated_accelerator():
+        clip = loaded(folder, "qwen25")
+        expected = clip.encode("a cat")
+        network = clip.cond_stage_model.qwen25_7b.transformer
+        size = sum(value.nbytes for value in clip.cond_stage_model.state_dict().values())
+        clip.patcher.detach()
+        clip.patcher.load(clip.patcher.load_device, size - network.lm_head.weight.nbytes)
+        places = {name: value.device.type for name, value in network.named_parameters()}
+        assert [name for name, place in places.items() if place == "cpu"] == ["lm_head.weight"]
+        assert torch.equal(clip.encode("a cat"), expected)
+        said_so = said(clip, "a cat", 4, **GREEDY)
+    assert said_so == said(loaded(folder, "qwen25"), "a cat", 4, **GREEDY)
+
+
 @pytest.mark.parametrize(
     ("choice", "allowed"),
     [
@@ -260,9 +275,9 @@ def test_unlikely_words_are_left_out(choice: Choice, allowed: set[int]) -> None:
 def test_chance_has_the_probabilities_of_the_words() -> None:
     scores = torch.tensor([0.5, 0.25, 0.2, 0.05]).log()
     chance, choice = torch.Generator().manual_seed(1), Choice(top_k=0, top_p=1.0)
-    drawn = torch.tensor([next_word(scores, choice, [], chance) for _ in range(1500)])
-    shares = drawn.bincount(minlength=4) / 1500
-    torch.testing.assert_close(shares, scores.exp(), atol=0.04, rtol=0)
+    drawn = torch.tensor([next_word(scores, choice, [], chance) for _ in range(600)])
+    shares = drawn.bincount(minlength=4) / 600
+    torch.testing.assert_close(shares, scores.exp(), atol=0.06, rtol=0)
 
 
 @pytest.mark.parametrize(
