@@ -29,6 +29,7 @@ from comfy.text_encoders import (
     hunyuan_image,
     hunyuan_video,
     hydit,
+    jina_clip_2,
     lt,
     lumina2,
     mistral,
@@ -42,7 +43,12 @@ from comfy.text_encoders import (
 )
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.mmproj import with_tower
-from comfy.text_encoders.vocabularies import EMBEDDED_NAMES, vocabularies_of, vocabulary_beside
+from comfy.text_encoders.vocabularies import (
+    EMBEDDED_NAMES,
+    embedded_of,
+    vocabularies_of,
+    vocabulary_beside,
+)
 from comfy.weights import state_dict as files
 from comfy.weights.encodings import gathered
 from comfy.weights.header_hints import read_hints
@@ -55,14 +61,12 @@ ENCODER_MARKS = (
     ("text_model.encoder.layers.22.mlp.fc1.weight", "clip_h"),
     ("text_model.encoder.layers.0.mlp.fc1.weight", "clip_l"),
     (hydit.BERT_MARK, hydit.BERT),
+    (jina_clip_2.MARK, jina_clip_2.NAME),
 )
 T5_BLOCK = "encoder.block.0.layer."
 GEMMA3_12B_MARK = "model.layers.47.self_attn.q_norm.weight"  # the other has fewer layers
 # Encoders that are recognised but cannot be loaded: a key that they have -> name.
-UNSUPPORTED_MARKS = (
-    ("model.encoder.layers.0.mixer.Wqkv.weight", "Jina CLIP 2"),
-    (f"{T5_BLOCK}1.DenseReluDense.wi.weight", "T5 of the first version"),
-)
+UNSUPPORTED_MARKS = ((f"{T5_BLOCK}1.DenseReluDense.wi.weight", "T5 of the first version"),)
 MISTRAL_WIDTH = 5120  # that of Llama is 4096
 
 OLD_T5 = {1024: OLD_XXL, 768: t5_alone.BASE}  # without a gate, by width
@@ -94,7 +98,7 @@ def load_clip(
                 cannot_run(unsupported) if unsupported else found,
                 "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or bigG), T5-XXL, UMT5-XXL, "
                 "UMT5-base, mT5-XL, the BERT of Hunyuan-DiT, Qwen 2.5 7B, Qwen 3 4B, Llama 3, "
-                "Mistral Small 3, Gemma 2 2B, Gemma 3 4B or 12B, "
+                "Mistral Small 3, Gemma 2 2B, Gemma 3 4B or 12B, Jina CLIP v2, "
                 "or (beside Gemma 3 12B) a checkpoint of LTX-2 with the connectors of its text",
             )
         parts.append(part)
@@ -124,6 +128,7 @@ def load_text_encoder_state_dicts(
     parts = [as_clip_keys(part) for part in state_dicts]
     kinds = [detect_encoder(part) for part in parts]
     own = vocabularies_of(kinds, parts)
+    embedded = embedded_of(kinds, parts)
     held = {name: part.pop(name) for part in parts for name in EMBEDDED_NAMES if name in part}
     everything = {key: value for part in parts for key, value in part.items()}
     target = text_target(kinds, clip_type, llm_dtype(everything) or t5_dtype(everything))
@@ -136,7 +141,8 @@ def load_text_encoder_state_dicts(
     sizes = text_model_configs(whole, read_hints(metadata, "text_config"), told)
     options = dict(model_options or {})
     folders = options.pop(FOLDERS_OPTION, ())
-    data = {**own, **vocabulary_beside(whole, folders), **held, **token_lengths(sizes)}
+    beside = vocabulary_beside(whole, folders)
+    data = {**own, **beside, **held, **embedded, **token_lengths(sizes)}
     return CLIP(
         target,
         embedding_directory=embedding_directory,

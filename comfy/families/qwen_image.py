@@ -47,7 +47,7 @@ class QwenImageModel(BaseModel):
 
 
 class Lumina2Model(BaseModel):
-    """Text with the number of its tokens."""
+    """Text with the number of its tokens; pooled text where the network takes it."""
 
     network: ClassVar[type[nn.Module]] = NextDiT
     usual_type = ModelType.FLOW
@@ -65,7 +65,16 @@ class Lumina2Model(BaseModel):
         if text is not None:
             made["c_crossattn"] = conds.CONDRegular(text)
             made.setdefault("num_tokens", conds.CONDConstant(text.shape[1]))
+        pooled = kwargs.get("pooled_output")
+        if pooled is not None and "clip_text_dim" in self.model_config.unet_config:
+            made["clip_text_pooled"] = conds.CONDRegular(pooled)
         return made
+
+    def conditioning_widths(self) -> dict[str, int]:
+        """See the base; NewBie takes pooled text, too."""
+        pooled = self.model_config.unet_config.get("clip_text_dim")
+        widths = super().conditioning_widths()
+        return widths if pooled is None else {**widths, "clip_text_pooled": pooled}
 
 
 class QwenImage(TransformerFamily):

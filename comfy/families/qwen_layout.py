@@ -75,18 +75,22 @@ def read_lumina2_config(
 ) -> dict[str, Any] | None:
     """As `read_lumina_config`, of Lumina 2: a wide modulation, positions in thirds of a head."""
     wide = "layers.0.adaLN_modulation.1.weight"
-    is_relative = any(prefix + key in state_dict for key in (NEWBIE_MARK, "cap_pad_token"))
-    if is_relative or any(prefix + key not in state_dict for key in (LUMINA_MARK, wide)):
+    if prefix + "cap_pad_token" in state_dict or any(
+        prefix + key not in state_dict for key in (LUMINA_MARK, wide)
+    ):
         return None
     shapes = Shapes(state_dict, prefix, "Lumina 2")
     head = shapes[HEAD_MARK][0]
     side = head // 6 * 2
-    return {
+    config = {
         **_lumina_sizes(shapes, LUMINA_FEED_FORWARD),
         "axes_dims": [head - 2 * side, side, side],
         "axes_lens": [300, 512, 512],
         "rope_theta": 10000.0,
     }
+    if NEWBIE_MARK in shapes:
+        config["clip_text_dim"] = shapes[NEWBIE_MARK][0]
+    return config
 
 
 def _lumina_sizes(shapes: Shapes, feed_forward: float) -> dict[str, Any]:

@@ -15,9 +15,11 @@ from comfy.text_encoders import (
     hunyuan_image,
     hunyuan_video,
     hydit,
+    jina_clip_2,
     lt,
     lumina2,
     mistral,
+    newbie,
     ovis,
     pile_t5,
     qwen,
@@ -121,6 +123,9 @@ ALONE: dict[str, Target] = {
     hunyuan_video.NAME: lambda kept: ClipTarget(
         HiDreamTokenizer, hidream_clip([hunyuan_video.NAME], kept)
     ),
+    jina_clip_2.NAME: _plain(
+        jina_clip_2.JinaClip2TokenizerWrapper, jina_clip_2.JinaClip2TextModelWrapper
+    ),
     mistral.NAME: lambda kept: ClipTarget(mistral.Flux2Tokenizer, mistral.flux2_clip(kept)),
 }
 # Type and encoders -> classes that use them together, or one as no other type does. None: this
@@ -144,6 +149,9 @@ FOR_TYPE: dict[tuple[CLIPType, frozenset[str]], Target | None] = {
     ),
     (CLIPType.HUNYUAN_VIDEO, frozenset({"clip_l", hunyuan_video.NAME})): lambda kept: ClipTarget(
         hunyuan_video.HunyuanVideoTokenizer, hunyuan_video.hunyuan_video_clip(kept)
+    ),
+    (CLIPType.NEWBIE, frozenset({lumina2.GEMMA3_4B, jina_clip_2.NAME})): lambda kept: ClipTarget(
+        newbie.NewBieTokenizer, newbie.newbie_clip(kept)
     ),
     (CLIPType.KANDINSKY5, frozenset({"clip_l", qwen.QWEN25_7B})): lambda kept: ClipTarget(
         Kandinsky5Tokenizer, kandinsky5_clip(kept)

@@ -18,7 +18,6 @@ NETWORKS: Marks = (
     (("distilled_guidance_layer.0.norms.0.scale",), "Chroma, in an early layout"),
     ((ADALN, "audio_prompt_adaln_single.linear.weight"), "LTX-2.3, video with sound"),
     ((ADALN, "pos_embed.proj.bias"), "PixArt, in the names of diffusers"),
-    (("cap_embedder.1.weight", "clip_text_pooled_proj.0.weight"), "NewBie"),
     (("cap_embedder.1.weight", "cap_pad_token"), "Z-Image"),
     (("cap_embedder.1.weight",), "Lumina 2 or Z-Image, of a kind that is not known"),
     (("head.modulation",), "Wan, of a kind with other inputs"),

@@ -9,6 +9,7 @@ from comfy.text_encoders import (
     ace,
     hunyuan_video,
     hydit,
+    jina_clip_2,
     lt,
     lumina2,
     mistral,
@@ -42,6 +43,7 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     lt.GEMMA3_12B: lumina2.find_gemma_pieces,
     hydit.BERT: hydit.find_bert_pieces,
     hydit.MT5: hydit.find_mt5_pieces,
+    jina_clip_2.NAME: jina_clip_2.find_jina_pieces,
 }
 # Tensors of bytes that are vocabularies, not weights.
 EMBEDDED_NAMES = (EMBEDDED, tekken.EMBEDDED)
@@ -63,6 +65,19 @@ def vocabularies_of(
             found[f"{name}_vocabulary"] = content.numpy().tobytes()
             found.setdefault(DATA_ENTRY, found[f"{name}_vocabulary"])
     return found
+
+
+def embedded_of(
+    encoders: Sequence[str | None], weights: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Tokenizer data `<encoder>.spiece_model`: the vocabulary that each file holds of its own.
+
+    Args:
+        encoders: Name of each encoder.
+        weights: Tensors of each file.
+    """
+    pairs = zip(encoders, weights)
+    return {f"{name}.{EMBEDDED}": part[EMBEDDED] for name, part in pairs if EMBEDDED in part}
 
 
 def vocabulary_beside(weights: Mapping[str, Any], folders: Iterable[str]) -> dict[str, str]:

@@ -69,10 +69,10 @@ class HunYuanDiTPlain(nn.Module):
             operations.Linear(inner, hidden_size, **place),
         )
         self.t_embedder = nn.ModuleDict({"mlp": nn.Sequential(*layers)})
-        self.half = depth // 2
+        self.middle = depth // 2
         self.blocks = nn.ModuleList(
             HunYuanDiTBlock(
-                sizes, number > self.half, depth - number <= num_moe_layers, operations, **place
+                sizes, number > self.middle, depth - number <= num_moe_layers, operations, **place
             )
             for number in range(depth)
         )
@@ -129,7 +129,7 @@ class HunYuanDiTPlain(nn.Module):
         skips: list[Tensor] = []
         for number, block in enumerate(self.blocks):
             options["block_index"] = number
-            skip = skips.pop() if number > self.half else None
+            skip = skips.pop() if number > self.middle else None
 
             def original(
                 args: Options, block: nn.Module = block, skip: Tensor | None = skip
@@ -143,6 +143,6 @@ class HunYuanDiTPlain(nn.Module):
                 tokens = original(args)["img"]
             else:
                 tokens = replacement(args, {"original_block": original})["img"]
-            if number < self.half:
+            if number < self.middle:
                 skips.append(tokens)
         return tokens

@@ -54,9 +54,7 @@ class Attention(nn.Module):
     Of states only keys and values come, in halves. The network was trained so.
     """
 
-    def __init__(
-        self, sizes: Sizes, seen_width: int | None, operations: Any, **place: Any
-    ) -> None:
+    def __init__(self, sizes: Sizes, seen_width: int | None, operations: Any, **place: Any) -> None:
         super().__init__()
         width, self.heads, self.is_cross = sizes.width, sizes.heads, seen_width is not None
         bias = {"bias": sizes.qkv_bias, **place}

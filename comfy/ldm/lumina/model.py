@@ -70,6 +70,7 @@ class NextDiT(nn.Module):
         z_image_modulation: bool = False,
         time_scale: float = 1.0,
         pad_tokens_multiple: int | None = None,
+        clip_text_dim: int | None = None,
         dtype: Any = None,
         device: Any = None,
         operations: Any = ops.disable_weight_init,
@@ -101,6 +102,15 @@ class NextDiT(nn.Module):
         )
         self.layers = layers(n_layers, width)
         self.final_layer = FinalLayer(dim, patch_size**2 * in_channels, width, **parts)
+        self.clip_text_dim = clip_text_dim
+        if clip_text_dim is not None:
+            self.clip_text_pooled_proj = nn.Sequential(
+                RMSNorm(clip_text_dim, sizes.norm_eps, **place),
+                operations.Linear(clip_text_dim, clip_text_dim, **place),
+            )
+            self.time_text_embed = nn.Sequential(
+                nn.SiLU(), operations.Linear(width + clip_text_dim, width, **place)
+            )
         if pad_tokens_multiple is not None:
             self.x_pad_token = nn.Parameter(torch.empty(1, dim, **place))
             self.cap_pad_token = nn.Parameter(torch.empty(1, dim, **place))
@@ -124,6 +134,7 @@ class NextDiT(nn.Module):
             context: Text tokens ``[B, L, D]``.
             num_tokens: Accepted for compatibility.
             attention_mask: ``[B, L]``, added to the scores of text tokens.
+            **kwargs: ``clip_text_pooled``, pooled text ``[B, P]`` (NewBie).
         """
         options = {} if transformer_options is None else transformer_options
         return run_wrapped(
@@ -141,13 +152,14 @@ class NextDiT(nn.Module):
         transformer_options: Options | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        del num_tokens, kwargs
+        del num_tokens
         options = {} if transformer_options is None else transformer_options
         height, width = x.shape[-2:]
         p = self.patch_size
         padded = pad_to_patch_size(x, (p, p))
         rows, columns = (size // p for size in padded.shape[-2:])
         time = self.t_embedder((1.0 - timesteps) * self.time_scale, x)  # it counts from noise
+        time = self._with_pooled(time, kwargs.get("clip_text_pooled"))
         patches = rearrange(padded, "b c (h p) (w q) -> b (h w) (p q c)", p=p, q=p)
         img, ids = self.x_embedder(patches), self._image_ids(x, rows, columns, options)
         txt = self.cap_embedder(context)
@@ -172,6 +184,19 @@ class NextDiT(nn.Module):
         out = self.final_layer(joined[:, length : length + rows * columns], time)
         out = rearrange(out, "b (h w) (p q c) -> b c (h p) (w q)", h=rows, p=p, q=p)
         return -out[..., :height, :width]
+
+    def _with_pooled(self, time: Tensor, pooled: Tensor | None) -> Tensor:
+        """The time ``[B, M]`` with what pooled text ``[B, P]`` adds, in networks that have it
+        (NewBie); a conditioning without counts as zeros.
+        """
+        if self.clip_text_dim is None:
+            return time
+        if pooled is None:
+            told = time.new_zeros(time.shape[0], self.clip_text_dim)
+        else:
+            told = self.clip_text_pooled_proj(pooled.to(time))
+        made: Tensor = self.time_text_embed(torch.cat([time, told], dim=-1))
+        return made
 
     def _image_ids(self, x: Tensor, rows: int, columns: int, options: Options) -> Tensor:
         """Row and column of each patch ``[1, L, 3]``; the first axis is filled in later."""

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from comfy import loading, text_loading
+from comfy.families import unsupported
 from comfy.families.model_type import ModelType
 from comfy.ldm.autoencoder.kl import AutoencoderKL
 from comfy.ldm.autoencoder.layers import AutoencoderConfig
@@ -301,23 +302,21 @@ def test_encoders_that_do_not_go_together_are_refused_with_what_does(
 
 
 def test_encoders_of_other_families_are_told_by_name(tmp_path: Path) -> None:
-    keys = {
-        "Jina CLIP 2": ("model.encoder.layers.0.mixer.Wqkv.weight", (4,)),
-    }
-    for name, (key, shape) in keys.items():
+    for key, name in text_loading.UNSUPPORTED_MARKS:
         path = tmp_path / "te.safetensors"
-        save_file({key: torch.zeros(shape)}, path)
+        save_file({key: torch.zeros(4)}, path)
         with pytest.raises(loading.UnknownArchitectureError, match=rf"as {name}.*cannot run"):
             text_loading.load_clip([str(path)])
 
 
 def test_a_network_of_a_family_that_is_not_here_is_told_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "newbie.safetensors"
-    marks = ("cap_embedder.1.weight", "clip_text_pooled_proj.0.weight")
-    save_file({mark: torch.zeros(2) for mark in marks}, path)
+    for marks, name in unsupported.NETWORKS:
+        assert unsupported.name_of(dict.fromkeys(marks), "") == name
+    path = tmp_path / "network.safetensors"
+    save_file({"distilled_guidance_layer.0.norms.0.scale": torch.zeros(2)}, path)
     with pytest.raises(
         loading.UnknownArchitectureError,
-        match=r"recognised as NewBie, which this version cannot run yet",
+        match=r"recognised as Chroma, in an early layout, which this version cannot run yet",
     ):
         loading.load_diffusion_model(str(path))
 

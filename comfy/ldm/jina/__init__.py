@@ -1,0 +1,1 @@
+"""Jina's text encoder."""
