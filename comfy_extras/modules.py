@@ -90,6 +90,7 @@ MODULES: tuple[str, ...] = (
     "nodes_kandinsky5",
     "nodes_qwen",
     "nodes_load_3d",
+    "nodes_3d_files",
     "nodes_camera_angle",
     "nodes_model_patch",
     "nodes_photomaker",

@@ -48,6 +48,58 @@ class ImageCrop(io.ComfyNode):
     crop = execute
 
 
+class ImageCropV2(io.ComfyNode):
+    """Cuts a rectangle that is drawn on it out of a picture."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ImageCropV2",
+            display_name="Crop Image",
+            category="image/transform",
+            description="Cuts a rectangle out of a picture.",
+            inputs=[
+                io.Image.Input("image"),
+                io.BoundingBox.Input("crop_region", component="ImageCrop"),
+            ],
+            outputs=[io.Image.Output()],
+        )
+
+    @classmethod
+    def execute(cls, image: Tensor, crop_region: dict[str, int]) -> io.NodeOutput:
+        for name, least in (("x", 0), ("y", 0), ("width", 1), ("height", 1)):
+            value = crop_region.get(name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(
+                    f"crop_region: expected {name} as a whole number from {least} on, found "
+                    f"{value!r:.40}"
+                )
+        left, top = crop_region["x"], crop_region["y"]
+        return ImageCrop.execute(image, crop_region["width"], crop_region["height"], left, top)
+
+
+class PrimitiveBoundingBox(io.ComfyNode):
+    """A rectangle in a picture."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        def number(id: str, default: int, least: int) -> io.Int.Input:
+            return io.Int.Input(id, default=default, min=least, max=MAX_RESOLUTION)
+
+        places = [number("x", 0, 0), number("y", 0, 0)]
+        return io.Schema(
+            node_id="PrimitiveBoundingBox",
+            display_name="Bounding Box",
+            category="utils/primitive",
+            inputs=[*places, number("width", 512, 1), number("height", 512, 1)],
+            outputs=[io.BoundingBox.Output(display_name="bounding_box")],
+        )
+
+    @classmethod
+    def execute(cls, x: int, y: int, width: int, height: int) -> io.NodeOutput:
+        return io.NodeOutput({"x": x, "y": y, "width": width, "height": height})
+
+
 class RepeatImageBatch(io.ComfyNode):
     """Repeats a batch of pictures."""
 
@@ -276,6 +328,8 @@ class ImagesExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [
             ImageCrop,
+            ImageCropV2,
+            PrimitiveBoundingBox,
             RepeatImageBatch,
             ImageFromBatch,
             ImageAddNoise,

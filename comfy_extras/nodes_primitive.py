@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from comfy_api.latest import ComfyExtension, io
 
 LARGEST = 2**63 - 1
+COLOUR = re.compile(r"#(?:[0-9a-fA-F]{2}){3,4}")
 
 
 def _schema(name: str, title: str, value: io.Input, output: io.Output) -> io.Schema:
@@ -98,11 +101,37 @@ class Seed(io.ComfyNode):
         return io.NodeOutput(seed)
 
 
+class Colour(io.ComfyNode):
+    """A colour, as one number, as text and how opaque it is."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ColorToRGBInt",
+            display_name="Color Picker",
+            category="utils",
+            description="A colour as a number and as text.",
+            inputs=[io.Color.Input("color")],
+            outputs=[
+                io.Int.Output(display_name="rgb_int"),
+                io.Color.Output(display_name="hex"),
+                io.Float.Output(display_name="alpha"),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, color: str) -> io.NodeOutput:
+        if not COLOUR.fullmatch(color):
+            raise ValueError(f"color: expected #RRGGBB or #RRGGBBAA, found {color!r:.40}")
+        colours, alpha = color[:7], color[7:] or "ff"
+        return io.NodeOutput(int(colours[1:], 16), colours, int(alpha, 16) / 255)
+
+
 class PrimitivesExtension(ComfyExtension):
     """The nodes of this module."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [String, StringMultiline, Int, Float, Boolean, Seed]
+        return [String, StringMultiline, Int, Float, Boolean, Seed, Colour]
 
 
 async def comfy_entrypoint() -> PrimitivesExtension:
