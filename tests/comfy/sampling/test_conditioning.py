@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from comfy import conds
+from comfy.families.base import BaseModel
 from comfy.sampling import batching, conditioning, guidance, noise, run, samplers
 from tests.comfy.sampling.support import CPU, TestModel, patcher
 
@@ -232,20 +234,24 @@ def test_a_wrapper_may_make_conditioning_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "widths"),
+    ("entry", "config", "widths"),
     [
-        ({"context_dim": 768}, {"c_crossattn": 768}),
-        ({"context_dim": [1024, 1024], "adm_in_channels": 2048}, {"c_crossattn": 1024, "y": 2048}),
-        ({"context_in_dim": 4096, "vec_in_dim": 768}, {"c_crossattn": 4096, "y": 768}),
-        ({"context_dim": None, "adm_in_channels": None}, {}),
+        (None, {"context_dim": 768}, {"c_crossattn": 768}),
+        (
+            None,
+            {"context_dim": [1024, 1024], "adm_in_channels": 2048},
+            {"c_crossattn": 1024, "y": 2048},
+        ),
+        (None, {"context_in_dim": 4096, "vec_in_dim": 768}, {"c_crossattn": 4096, "y": 768}),
+        (None, {"context_dim": None, "adm_in_channels": None}, {}),
+        ("text_dim", {"text_dim": 4096, "context_dim": 768}, {"c_crossattn": 4096}),
+        ("text_dim", {"context_dim": 768}, {}),
     ],
 )
-def test_a_base_model_knows_its_widths(config: dict[str, Any], widths: dict[str, int]) -> None:
-    from types import SimpleNamespace
-
-    from comfy.families.base import BaseModel
-
-    model = SimpleNamespace(model_config=SimpleNamespace(unet_config=config))
+def test_a_base_model_knows_its_widths(
+    entry: str | None, config: dict[str, Any], widths: dict[str, int]
+) -> None:
+    model: Any = SimpleNamespace(text_width=entry, model_config=SimpleNamespace(unet_config=config))
     assert BaseModel.conditioning_widths(model) == widths
 
 
