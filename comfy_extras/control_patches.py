@@ -96,7 +96,7 @@ class DiffSynthCnetPatch(ControlPatch):
         if number >= len(network.controlnet_blocks):
             return kwargs
         control = self.shown(kwargs["x"], img)
-        length = control.shape[1]  # pictures to look at stand behind
+        length = control.shape[1]  # pictures to look at come after it
         added = network.control_block(img[:, :length], control, number) * self.strength
         return {**kwargs, "img": torch.cat([img[:, :length] + added, img[:, length:]], dim=1)}
 

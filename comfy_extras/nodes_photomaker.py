@@ -28,7 +28,7 @@ CATEGORY = "_for_testing/photomaker"
 
 
 class MLP(nn.Module):
-    """Two layers behind a norm."""
+    """Two layers after a norm."""
 
     def __init__(
         self, in_dim: int, hidden_dim: int, out_dim: int, residual: bool, device: Any = None
@@ -177,7 +177,7 @@ class PhotoMakerEncode(io.ComfyNode):
             )
         if place:
             places = torch.zeros(states.shape[1], dtype=torch.bool)
-            places[place - 1] = True  # the word before the trigger, behind the start token
+            places[place - 1] = True  # the word before the trigger, counting the start token
             picture = image[:1].to(placement.get_torch_device())
             pixels = clip_preprocess(picture, size=photomaker.image_size).float()
             photomaker.to(pixels.device)

@@ -1,4 +1,4 @@
-"""The regular expressions of the text nodes, worked out by `re` on plain values.
+"""The regular expressions of the text nodes, computed by `re` on plain values.
 
 Run as a program it reads one request from its standard input, as JSON, and writes the answer, so
 that a search without end can be ended from outside. Standard library only.

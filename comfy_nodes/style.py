@@ -32,7 +32,7 @@ class StyleModelLoader:
 
 
 class StyleModelApply:
-    """Puts the tokens of a picture behind those of the text."""
+    """Puts the tokens of a picture after those of the text."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class StyleModelApply:
 def extended_mask(
     mask: Tensor | None, text: Tensor, added: int, picture: int, attention: float
 ) -> Tensor:
-    """An attention bias with room for tokens behind the text.
+    """An attention bias with room for tokens after the text.
 
     Args:
         mask: The bias [B, text + picture, text + picture] there was (a boolean one allows where

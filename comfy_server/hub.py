@@ -89,7 +89,7 @@ class Hub:
         while self._posted:
             try:
                 self._posted.popleft()()
-            except Exception:  # one bad frame must not stop the ones behind it
+            except Exception:  # one bad frame must not stop those that follow
                 logger.exception("a frame could not be delivered")
         self._is_collecting = False
         receivers, self._with_new_frames = self._with_new_frames, {}

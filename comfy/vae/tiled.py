@@ -1,6 +1,6 @@
 """Encoding and decoding in tiles, for pictures that do not fit in one piece.
 
-Pictures are worked three times, in square, wide and tall tiles, and averaged: seams of one run lie
+Pictures are made three times, in square, wide and tall tiles, and averaged: seams of one run lie
 inside tiles of another.
 """
 

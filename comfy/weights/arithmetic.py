@@ -90,7 +90,7 @@ def _slice(weight: torch.Tensor, offset: Offset, key: str) -> torch.Tensor:
 
 
 def is_model_difference(patch: Sequence[Any]) -> bool:
-    """Whether a patch adds what another model has more than the unpatched weight."""
+    """Whether a patch adds the difference between another model's weight and the unpatched one."""
     value = patch[1]
     return (
         isinstance(value, tuple)
@@ -191,7 +191,7 @@ def _model_difference(
     original_weights: Mapping[str, Any] | None,
     offset: Offset | None,
 ) -> torch.Tensor:
-    """What another model has more than the unpatched weight, in the weight's type.
+    """Another model's weight minus the unpatched one, in the weight's type.
 
     Args:
         weight: The running weight, or the slice of it that is changed.

@@ -59,7 +59,7 @@ class AddTextPrefix(io.ComfyNode):
 
 
 class AddTextSuffix(io.ComfyNode):
-    """Words behind every text."""
+    """Words after every text."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -41,7 +41,7 @@ routes = web.RouteTableDef()
 MOST_WAITING = 100_000
 ID_PATTERN = re.compile(r"[\w.:@+=-]{1,128}", re.ASCII)
 IDS_AT_ONCE = 256
-REPLY_LEAD_S = 0.01  # what a busy client needs to read the reply before the frames behind it
+REPLY_LEAD_S = 0.01  # what a busy client needs to read the reply before the frames that follow
 
 
 class PromptRefused(Exception):

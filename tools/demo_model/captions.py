@@ -65,7 +65,7 @@ _PRAISE = ["beautiful", "nice", "cute", "lovely", "perfect", "amazing", "pretty"
 
 
 def with_article(words: str) -> str:
-    """`words` behind "a" or "an"."""
+    """`words` after "a" or "an"."""
     return ("an " if words[0] in "aeiou" else "a ") + words
 
 

@@ -45,7 +45,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention and feed-forward, each behind a normalisation."""
+    """Attention and feed-forward, each after a normalisation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -68,7 +68,7 @@ def _rows(table: Tensor, times: Tensor) -> tuple[Tensor, ...]:
 
 
 def modulated(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Tokens stretched and moved."""
+    """Tokens scaled and shifted."""
     return torch.addcmul(shift, x, 1 + scale)
 
 
