@@ -18,7 +18,7 @@ from comfy.text_encoders.jina_clip_2 import NAME as JINA
 from comfy.text_encoders.jina_clip_2 import JinaPieces
 from comfy.text_encoders.lumina2 import GEMMA3_4B
 from comfy.text_encoders.newbie import NewBieTEModel
-from tests.comfy.families import test_lumina2
+from tests.comfy.families import key_shapes, test_lumina2
 from tests.comfy.families.small_files import PREFIX, loaded_again, prefixed, sampled, write
 from tests.comfy.families.test_lumina2 import SHAPE
 from tests.comfy.families.test_transformers import random_like
@@ -100,6 +100,16 @@ def test_the_tower_answers_as_the_library_does() -> None:
     every = model(ids, mask, intermediate_output="all")[1]
     assert torch.equal(every[:, -1], states)
     assert torch.equal(every[:, 1], model(ids, mask, intermediate_output=0)[1])
+
+
+def test_the_recorded_encoder_has_these_weights(golden_folder: Path) -> None:
+    recorded = key_shapes.expand(
+        key_shapes.recorded(golden_folder)["text_encoders"]["newbie gemma3_4b + jina"]["keys"]
+    )
+    prefix = "jina.transformer."
+    shapes = {k.removeprefix(prefix): v.shape for k, v in recorded.items() if k.startswith(prefix)}
+    whole = JinaTextModel({}, device="meta")
+    assert {key: value.shape for key, value in whole.state_dict().items()} == shapes
 
 
 def test_both_orders_of_marks_give_the_encoders_ids(tmp_path: Path) -> None:
