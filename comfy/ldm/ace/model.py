@@ -2,6 +2,8 @@
 
 A latent is a small picture of a spectrogram, ``[B, 8, 16, columns]``. Tokens attend to each other
 linearly, and to text, lyrics and a voice by full attention.
+Custom nodes reach in through ``transformer_options``: ``patches["attn1_output_patch"]`` and
+``patches["attn2_output_patch"]``.
 Source: Gong et al. 2025, https://arxiv.org/abs/2506.00045; Xie et al. 2024,
 https://arxiv.org/abs/2410.10629, section 2.2, for the linear blocks.
 """
@@ -18,7 +20,7 @@ from torch.nn import functional as F
 from comfy import ops
 from comfy.ldm.ace.lyrics import LyricEncoder, LyricSizes
 from comfy.ldm.common_dit import rms_norm
-from comfy.nn import attention
+from comfy.nn import attention, patches
 from comfy.nn.timesteps import timestep_embedding
 from comfy.nn.wrappers import run_wrapped
 
@@ -68,14 +70,15 @@ class Attention(nn.Module):
 class LinearAttention(Attention):
     """Attention among the tokens: not softmax but ReLU of queries and keys weighs the values."""
 
-    def forward(self, x: Tensor, places: Rotations) -> Tensor:
+    def forward(self, x: Tensor, places: Rotations, options: Options) -> Tensor:
         q = turn(self.by_head(self.to_q(x)), places).relu().float()
         k = turn(self.by_head(self.to_k(x)), places).relu().float()
         v = self.by_head(self.to_v(x)).float()
         weighed = q @ (k.transpose(-2, -1) @ v)
         total = q @ k.sum(dim=-2, keepdim=True).transpose(-2, -1)
         seen = (weighed / (total + DIVISION_EPS)).to(x.dtype)
-        return self.to_out(seen.transpose(1, 2).flatten(2))
+        seen = seen.transpose(1, 2).flatten(2)
+        return self.to_out(patches.attention_output(seen, options, self.heads, None))
 
 
 class CrossAttention(Attention):
@@ -100,7 +103,8 @@ class CrossAttention(Attention):
         seen = attention.optimized_attention(
             q, k, v, self.heads, skip_reshape=True, transformer_options=options
         )
-        return self.to_out(seen)
+        name = patches.CROSS_OUTPUT
+        return self.to_out(patches.attention_output(seen, options, self.heads, None, name))
 
 
 class Convolution(nn.Module):
@@ -160,7 +164,8 @@ class TransformerBlock(nn.Module):
         """Tokens ``[B, L, D]``, what is told ``[B, M, D]`` and the time ``[B, 6, D]``."""
         changes = (self.scale_shift_table.to(time) + time).chunk(6, dim=1)
         shift, scale, gate, ff_shift, ff_scale, ff_gate = changes
-        x = x + gate * self.attn(rms_norm(x, eps=NORM_EPS) * (1 + scale) + shift, places)
+        given = rms_norm(x, eps=NORM_EPS) * (1 + scale) + shift
+        x = x + gate * self.attn(given, places, options)
         x = x + self.cross_attn(x, told, places, told_places, options)
         return x + ff_gate * self.ff(rms_norm(x, eps=NORM_EPS) * (1 + ff_scale) + ff_shift)
 
@@ -229,6 +234,8 @@ class ACEStepTransformer2DModel(nn.Module):
         lyric_encoder_vocab_size: Kinds of tokens of lyrics.
         lyric_hidden_size, lyric_heads, lyric_layers, lyric_inner: See `LyricSizes`.
     """
+
+    reads_patches = frozenset({patches.OUTPUT, patches.CROSS_OUTPUT})
 
     def __init__(
         self,
@@ -347,6 +354,8 @@ class ACEStepTransformer2DModel(nn.Module):
         x = self.proj_in(x)
         places = rotations(x.shape[1], self.head, self.theta, x)
         told_places = rotations(told.shape[1], self.head, self.theta, x)
-        for layer in self.transformer_blocks:
+        options["total_blocks"], options["block_type"] = len(self.transformer_blocks), "double"
+        for number, layer in enumerate(self.transformer_blocks):
+            options["block_index"] = number
             x = layer(x, told, changes, places, told_places, options)
         return self.final_layer(x, time)

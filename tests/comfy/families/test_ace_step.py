@@ -246,6 +246,22 @@ def test_lyrics_count_as_much_as_is_told() -> None:
         model(rand(1, 8, 8, 4), torch.ones(1), rand(1, 2, TEXT))
 
 
+@pytest.mark.parametrize("name", ["attn1_output_patch", "attn2_output_patch"])
+def test_patches_see_the_output_of_an_attention_of_each_layer(name: str) -> None:
+    model = ACEStepTransformer2DModel(**SIZES).eval()
+    model.load_state_dict(network())
+    seen = []
+
+    def patch(attn: Tensor, told: dict[str, Any]) -> Tensor:
+        seen.append((tuple(attn.shape), told["n_heads"], told["block_index"]))
+        return attn * 0
+
+    inputs = rand(1, 8, 16, 5), torch.ones(1), rand(1, 2, TEXT)
+    patched = model(*inputs, transformer_options={"patches": {name: [patch]}})
+    assert seen == [((1, 5, 96), 3, number) for number in range(2)]
+    assert not torch.allclose(patched, model(*inputs))
+
+
 def test_a_lyric_of_one_token_has_one_distance() -> None:
     sizes = LyricSizes(12, 3, 2, 10)
     encoder = LyricEncoder(sizes, disable_weight_init).eval()
