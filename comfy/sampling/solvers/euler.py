@@ -11,6 +11,7 @@ from torch import Tensor
 from comfy.sampling.noise import NoiseSampler
 from comfy.sampling.parameterisation import EXPLODING, split_ancestral
 from comfy.sampling.solvers.cfg_pp import UnconditionalCapture
+from comfy.sampling.solvers.tensor_forms import sigma_to_half_log_snr
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory, churn, towards
 
 
@@ -96,17 +97,22 @@ def sample_euler_ancestral_cfg_pp(
     capture = UnconditionalCapture(extra_args)
     run = Trajectory(model, sigmas, capture.extra_args, callback, disable)
     run.use_noise(x, noise_sampler)
+    # In the precision of the levels, as pictures were made: of an alpha of one the last digit is
+    # a digit of the noise that a long step leaves.
+    weights = run.noisy * sigma_to_half_log_snr(run.noisy, run.sampling).exp()
+    alphas: list[float] = weights.tolist()
+    exploding: list[float] = (run.noisy / weights).tolist()
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
         if sigma_next == 0:
             x = denoised
             continue
-        alpha, alpha_next = run.path.alpha(sigma), run.path.alpha(sigma_next)
+        alpha, alpha_next = alphas[run.index : run.index + 2]
         noise_direction = (x - alpha * capture.denoised) / sigma
         if alpha_next == 0:  # a pure noise level repeated: nothing changes
             kept, fresh = sigma_next, 0.0
-        elif alpha > 0:  # sigma / alpha: both levels as if the path were variance exploding
-            split = split_ancestral(sigma / alpha, sigma_next / alpha_next, eta)
+        elif alpha > 0:  # both levels as if the path were variance exploding
+            split = split_ancestral(exploding[run.index], exploding[run.index + 1], eta)
             kept, fresh = (alpha_next * level for level in split)
         else:  # from pure noise, fresh noise replaces all of the old
             kept, fresh = (0.0, sigma_next) if eta > 0 else (sigma_next, 0.0)

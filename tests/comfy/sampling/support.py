@@ -20,6 +20,13 @@ NEGATIVE = [-0.1, 0.2, 0.0, 0.3]
 
 CPU = torch.device("cpu")
 
+SMALL = (1, 4, 8, 8)
+"""Shape of the recorded latents."""
+
+EDM = ("EDM", {"sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5})
+ZERO_SNR = ("V_PREDICTION", {"zsnr": True})
+SD1, SD3, FLUX = ("EPS", {}), ("FLOW", {"shift": 3.0}), ("FLUX", {"shift": 1.15})
+
 
 def two_gaussians(x: Tensor, sigma: Tensor, centre: Tensor, flow: bool) -> Tensor:
     """Exact estimate for data centre +- OFFSET with deviation SPREAD, per element.
@@ -32,6 +39,37 @@ def two_gaussians(x: Tensor, sigma: Tensor, centre: Tensor, flow: bool) -> Tenso
     pull = alpha * SPREAD * SPREAD if flow else SPREAD**2
     mean = pull * y + sigma**2 * OFFSET * torch.tanh(alpha * OFFSET * y / variance)
     return centre + mean / variance
+
+
+class Guided:
+    """The closed-form estimate with guidance, which amplifies near clean levels."""
+
+    def __init__(self, kind: str, settings: dict[str, Any]) -> None:
+        config = SimpleNamespace(sampling_settings=settings)
+        self.sampling = noise_levels.build_model_sampling(kind, config)
+        self.inner_model = SimpleNamespace(
+            inner_model=SimpleNamespace(model_sampling=self.sampling)
+        )
+        self.flow = isinstance(self.sampling, CONST)
+
+    def __call__(
+        self, x: Tensor, sigma: Tensor, model_options: Any = None, **kwargs: Any
+    ) -> Tensor:
+        level = sigma.reshape(-1, 1, 1, 1)
+        wanted, avoided = (
+            two_gaussians(x, level, torch.tensor(centre).reshape(1, 4, 1, 1), self.flow)
+            for centre in (POSITIVE, NEGATIVE)
+        )
+        estimate = avoided + (wanted - avoided) * 3.0
+        for hook in (model_options or {}).get("sampler_post_cfg_function", ()):
+            hook({"denoised": estimate, "uncond_denoised": estimate})
+        return estimate
+
+    def at(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return self(x, sigma.expand(len(x)))
+
+    def half_log_snr(self, sigma: Tensor) -> Tensor:
+        return -(sigma.logit() if self.flow else sigma.log())
 
 
 class TestModel(nn.Module):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,37 +18,8 @@ import torch
 from scipy import integrate
 from torch import Tensor
 
-from comfy.sampling import noise_levels, schedules, solvers
-from comfy.sampling.parameterisation import CONST
-from tests.comfy.sampling.support import NEGATIVE, POSITIVE, two_gaussians
-
-SMALL = (1, 4, 8, 8)
-
-
-class Guided:
-    """The closed-form estimate with guidance, which amplifies near clean levels."""
-
-    def __init__(self, kind: str, settings: dict[str, Any]) -> None:
-        config = SimpleNamespace(sampling_settings=settings)
-        self.sampling = noise_levels.build_model_sampling(kind, config)
-        self.inner_model = SimpleNamespace(
-            inner_model=SimpleNamespace(model_sampling=self.sampling)
-        )
-        self.flow = isinstance(self.sampling, CONST)
-
-    def __call__(self, x: Tensor, sigma: Tensor, **kwargs: Any) -> Tensor:
-        level = sigma.reshape(-1, 1, 1, 1)
-        wanted, avoided = (
-            two_gaussians(x, level, torch.tensor(centre).reshape(1, 4, 1, 1), self.flow)
-            for centre in (POSITIVE, NEGATIVE)
-        )
-        return avoided + (wanted - avoided) * 3.0
-
-    def at(self, x: Tensor, sigma: Tensor) -> Tensor:
-        return self(x, sigma.expand(len(x)))
-
-    def half_log_snr(self, sigma: Tensor) -> Tensor:
-        return -(sigma.logit() if self.flow else sigma.log())
+from comfy.sampling import schedules, solvers
+from tests.comfy.sampling.support import EDM, FLUX, SD1, SD3, SMALL, ZERO_SNR, Guided
 
 
 class Draws:
@@ -288,15 +258,24 @@ def lms(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
     return model.at(x, sigmas[-2])
 
 
+def euler_ancestral_cfg_pp(model: Guided, x: Tensor, sigmas: Tensor, draw: Draws) -> Tensor:
+    alphas = sigmas * model.half_log_snr(sigmas).exp()
+    for i, sigma, after in noisy_levels(sigmas):
+        estimate = model.at(x, sigma)
+        direction = (x - alphas[i] * estimate) / sigma
+        down, up = split(sigma / alphas[i], after / alphas[i + 1])
+        x = alphas[i + 1] * estimate + alphas[i + 1] * down * direction
+        x = x + alphas[i + 1] * draw(sigma, after) * up
+    return model.at(x, sigmas[-2])
+
+
 METHODS: dict[str, Callable[..., Tensor]] = {
     "ddpm": ddpm, "er_sde": er_sde, "dpmpp_3m_sde": dpmpp_3m_sde, "deis": deis,
     "sa_solver": sa_solver, "euler_ancestral": euler_ancestral, "dpm_2_ancestral": dpm_2_ancestral,
     "dpmpp_2s_ancestral": dpmpp_2s_ancestral, "heunpp2": heunpp2, "ipndm": ipndm, "lms": lms,
+    "euler_ancestral_cfg_pp": euler_ancestral_cfg_pp,
 }  # fmt: skip
 WITHOUT_NOISE = ("deis", "heunpp2", "ipndm", "lms")
-EDM = ("EDM", {"sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5})
-ZERO_SNR = ("V_PREDICTION", {"zsnr": True})
-SD1, SD3, FLUX = ("EPS", {}), ("FLOW", {"shift": 3.0}), ("FLUX", {"shift": 1.15})
 RUNS = [
     ("ddpm", ZERO_SNR, "kl_optimal", 3),
     ("ddpm", FLUX, "exponential", 80),
@@ -318,6 +297,7 @@ RUNS = [
     ("dpmpp_2s_ancestral", ZERO_SNR, "linear_quadratic", 8),
     ("heunpp2", ZERO_SNR, "sgm_uniform", 4),
     ("ipndm", ZERO_SNR, "exponential", 8),
+    ("euler_ancestral_cfg_pp", ZERO_SNR, "ddim_uniform", 80),
     # Uneven steps, where terms of a basis polynomial are far larger than their product.
     ("lms", SD3, "linear_quadratic", 8),
 ]
@@ -341,83 +321,3 @@ def test_a_run_ends_where_single_precision_takes_it(
     made = solvers.find(name).function(model, start, sigmas, disable=True, **options)
     expected = METHODS[name](model, start, sigmas, Draws())
     torch.testing.assert_close(made, expected, rtol=0, atol=3e-5)
-
-
-def asked_levels(name: str, kind: tuple[str, dict[str, Any]], sigmas: Tensor) -> Tensor:
-    """Levels at which a solver asks for estimates."""
-    model, asked = Guided(*kind), []
-
-    class Listening:
-        inner_model = model.inner_model
-
-        def __call__(self, x: Tensor, sigma: Tensor, **kwargs: Any) -> Tensor:
-            asked.append(sigma[0])
-            return model(x, sigma)
-
-    solvers.find(name).function(
-        Listening(), torch.randn(SMALL), sigmas, disable=True, extra_args={"seed": 1}
-    )
-    return torch.stack(asked)
-
-
-@pytest.mark.parametrize("kind", [SD3, EDM])
-@pytest.mark.parametrize("name", ["exp_heun_2_x0", "exp_heun_2_x0_sde"])
-def test_a_stage_at_the_end_of_a_step_is_asked_at_the_level_of_its_half_log_snr(
-    name: str, kind: tuple[str, dict[str, Any]]
-) -> None:
-    """Often the next digit: a mask with a threshold in time then takes in other cells."""
-    model = Guided(*kind)
-    sigmas = schedules.calculate_sigmas(model.sampling, "kl_optimal", 12)[1:-1]
-    lambdas = model.half_log_snr(sigmas)
-    ends = (-lambdas).sigmoid() if model.flow else (-lambdas).exp()
-    assert not torch.equal(ends, sigmas)
-    expected = torch.stack([sigmas[:-1], ends[1:]], dim=1).flatten()
-    assert torch.equal(asked_levels(name, kind, sigmas), expected)
-
-
-def test_halfway_in_a_step_of_a_flow_is_a_level_of_single_precision() -> None:
-    sigmas = schedules.calculate_sigmas(Guided(*SD3).sampling, "simple", 12)[1:]
-    expected = []
-    for sigma, after in pairwise(sigmas[:-1]):
-        down = after * (1 + (after / sigma - 1))
-        start, end = (((1 - level) / level).log() for level in (sigma, down))
-        expected += [sigma, ((start + (end - start) / 2).exp() + 1) ** -1]
-    expected.append(sigmas[-2])
-    assert torch.equal(asked_levels("dpmpp_2s_ancestral", SD3, sigmas), torch.stack(expected))
-
-
-@pytest.mark.parametrize("name", ["res_multistep_ancestral", "res_multistep_ancestral_cfg_pp"])
-def test_a_level_given_twice_draws_but_does_not_move(name: str) -> None:
-    def run(levels: list[float]) -> tuple[Tensor, int]:
-        drawn: list[float] = []
-
-        def draw(sigma: Tensor, sigma_next: Tensor) -> Tensor:
-            drawn.append(float(sigma))
-            return torch.full(SMALL, 0.1 if sigma == sigma_next else 1.0)
-
-        def model(x: Tensor, sigma: Tensor, model_options: Any = None, **kwargs: Any) -> Tensor:
-            denoised = x / (1 + sigma.reshape(-1, 1, 1, 1) ** 2)
-            for hook in (model_options or {}).get("sampler_post_cfg_function", ()):
-                hook({"denoised": denoised, "uncond_denoised": denoised})
-            return denoised
-
-        made = solvers.find(name).function(
-            model, torch.full(SMALL, 9.0), torch.tensor(levels), disable=True, noise_sampler=draw
-        )
-        return made, len(drawn)
-
-    plain, draws = run([9.0, 4.0, 1.0, 0.2, 0.0])
-    twice, more = run([9.0, 9.0, 4.0, 1.0, 1.0, 0.2, 0.0])
-    torch.testing.assert_close(twice, plain)
-    assert (draws, more) == (3, 5)
-
-
-@pytest.mark.parametrize(
-    ("before", "end"), [(0.03, 1e-3), (1.5e-3, 1e-3), (4e-4, 1e-3), (1e-4, 5e-5)]
-)
-def test_uni_pc_ends_at_a_thousandth(before: float, end: float) -> None:
-    sigmas = torch.tensor([1.0, 0.2, before, 0.0])
-    solvers.find("uni_pc").function(
-        lambda x, sigma: x * 0.5, torch.ones(SMALL), sigmas, disable=True
-    )
-    assert sigmas[-1].item() == pytest.approx(end)
