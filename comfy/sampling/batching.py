@@ -45,48 +45,46 @@ def _shapes_of(jobs: Sequence[tuple[Job, int]]) -> dict[str, list[list[int]]]:
     return shapes
 
 
-def _alike_jobs(jobs: Sequence[tuple[Job, int]], last_first: bool) -> list[int]:
-    """Indices of the jobs that could share the next call, newest first.
+def _take_alike(jobs: list[tuple[Job, int]], last_first: bool) -> list[tuple[Job, int]]:
+    """Jobs that could share a call, newest first, taken off the list.
 
     Args:
         last_first: Those that fit the newest one in place of the oldest.
     """
     first = jobs[-1 if last_first else 0][0]
-    return [i for i in range(len(jobs)) if job_functions.can_concat_cond(jobs[i][0], first)][::-1]
+    places = [i for i in range(len(jobs)) if job_functions.can_concat_cond(jobs[i][0], first)]
+    return [jobs.pop(index) for index in reversed(places)]
 
 
 def _choose_batch(
-    model: Any,
-    jobs: Sequence[tuple[Job, int]],
-    alike: Sequence[int],
-    device: Any,
-    together: bool = False,
-) -> Sequence[int]:
-    """As many of the alike jobs' indices as fit into memory.
+    model: Any, alike: Sequence[tuple[Job, int]], device: Any, together: bool = False
+) -> int:
+    """How many of the jobs that could share a call do share the next one, from the first on: as
+    many as fit into memory.
 
     Args:
         together: Take one of each list at least.
     """
-    first = jobs[alike[-1]][0]
-    if first.input_x.numel() > LARGE_LATENT:
-        _require_capacity(model, first, device)
-    least = _one_of_each_list(jobs, alike) if together else 1
+    oldest = alike[-1][0]
+    if oldest.input_x.numel() > LARGE_LATENT:
+        _require_capacity(model, oldest, device)
+    least = _one_of_each_list(alike) if together else 1
     if len(alike) == least or get_runtime().precision.deterministic:
         # A larger batch may round differently, and memory differs from day to day.
-        return alike[:least]
+        return least
     free = memory.recent_free_memory(device)
     for share in range(1, len(alike) + 1):
-        chosen = alike[: max(len(alike) // share, least)]
-        shape = [len(chosen) * first.input_x.shape[0], *first.input_x.shape[1:]]
-        needed = model.memory_required(shape, cond_shapes=_shapes_of([jobs[i] for i in chosen]))
+        count = max(len(alike) // share, least)
+        shape = [count * oldest.input_x.shape[0], *oldest.input_x.shape[1:]]
+        needed = model.memory_required(shape, cond_shapes=_shapes_of(alike[:count]))
         if needed * MEMORY_MARGIN < free:
-            return chosen
-    return alike[:least]
+            return count
+    return least
 
 
-def _one_of_each_list(jobs: Sequence[tuple[Job, int]], chosen: Sequence[int]) -> int:
-    """How many of the chosen jobs are needed, from the first on, to have all their lists."""
-    lists = [jobs[i][1] for i in chosen]
+def _one_of_each_list(jobs: Sequence[tuple[Job, int]]) -> int:
+    """How many of the jobs are needed, from the first on, to have all their lists."""
+    lists = [index for _, index in jobs]
     return 1 + max(lists.index(name) for name in lists)
 
 
@@ -269,19 +267,16 @@ def _calc_cond_batch(
     )
     for hooks, jobs in by_hooks.items():
         hook_options = patcher.apply_hooks(hooks=hooks) if hooked else {}
-        group, mates = list[int](), set[int]()
         while jobs:
-            alike = _alike_jobs(jobs, last_first)
-            if not mates.issuperset(id(jobs[index]) for index in alike):
-                group = [jobs[index][1] for index in alike]
-            mates = {id(jobs[index]) for index in alike}
-            chosen = _choose_batch(model, jobs, alike, x_in.device, together)
-            batch = [jobs.pop(index) for index in chosen]
-            options = {**hook_options, CALL_GROUP: group}
-            call = partial(_call_model, model, batch, timestep, model_options, options)
-            outputs = call() if patcher is None else residency.run_or_make_room(patcher, call)
-            for output, (job, index) in zip(outputs, batch):
-                results[index].add(output, job)
+            alike = _take_alike(jobs, last_first)
+            options = {**hook_options, CALL_GROUP: [index for _, index in alike]}
+            while alike:
+                count = _choose_batch(model, alike, x_in.device, together)
+                batch, alike = alike[:count], alike[count:]
+                call = partial(_call_model, model, batch, timestep, model_options, options)
+                outputs = call() if patcher is None else residency.run_or_make_room(patcher, call)
+                for output, (job, index) in zip(outputs, batch):
+                    results[index].add(output, job)
     return [result.mean() for result in results]
 
 

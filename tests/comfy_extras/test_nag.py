@@ -108,11 +108,20 @@ def test_nag_has_both_texts_in_a_call_however_little_memory_there_is(
     assert not torch.allclose(scarce, plain, atol=1e-2)
 
 
-@pytest.mark.parametrize(("counts", "cfg"), [((1, 2), 3.0), ((3, 1), 1.0)])
+@pytest.mark.parametrize(
+    ("counts", "cfg", "area"),
+    [((1, 2), 3.0, None), ((3, 1), 1.0, None), ((2, 1), 3.0, (4, 4, 0, 2))],
+)
 def test_nag_of_several_texts_is_the_same_however_little_memory_there_is(
-    model: Any, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int], cfg: float
+    model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    counts: tuple[int, int],
+    cfg: float,
+    area: tuple[int, ...] | None,
 ) -> None:
     lists = [[text(10 * which + number)[0] for number in range(counts[which])] for which in (0, 1)]
+    if area is not None:
+        lists[0][0][1]["area"] = area
     view = patched(nodes_nag.NAGuidance, model, 5.0, 0.5, 1.5)
     start = noise.prepare_noise(LATENT, 3)
     euler, levels = samplers.ksampler("euler"), torch.tensor([8.0, 0.0])
