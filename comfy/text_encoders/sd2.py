@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from comfy.text_encoders.encoder import SD1ClipModel, SDClipModel
-from comfy.text_encoders.tokenizer import SD1Tokenizer, SDTokenizer
+from comfy.text_encoders.tokenizer import OpenClipTokenizer, SD1Tokenizer
 
 CLIP_H_CONFIG: dict[str, Any] = {
     "hidden_size": 1024,
@@ -65,23 +65,11 @@ class SD2ClipHModel(SDClipModel):
         super().set_clip_options(options)
 
 
-class SD2ClipHTokenizer(SDTokenizer):
+class SD2ClipHTokenizer(OpenClipTokenizer):
     """CLIP's tokens, padded with token 0."""
 
-    def __init__(
-        self,
-        tokenizer_path: str | None = None,
-        embedding_directory: Any = None,
-        tokenizer_data: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            tokenizer_path,
-            pad_with_end=False,
-            embedding_directory=embedding_directory,
-            embedding_size=1024,
-            embedding_key="clip_h",
-            tokenizer_data=tokenizer_data,
-        )
+    encoder_name = "clip_h"
+    width = 1024
 
 
 class SD2Tokenizer(SD1Tokenizer):

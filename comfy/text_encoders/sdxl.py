@@ -16,7 +16,7 @@ from comfy.text_encoders.several import (
     clip_l_encoder,
     clip_l_tokenizer,
 )
-from comfy.text_encoders.tokenizer import SD1Tokenizer, SDTokenizer
+from comfy.text_encoders.tokenizer import OpenClipTokenizer, SD1Tokenizer
 
 CLIP_G_CONFIG: dict[str, Any] = {
     "hidden_size": 1280,
@@ -57,23 +57,11 @@ class SDXLClipG(SDClipModel):
         )
 
 
-class SDXLClipGTokenizer(SDTokenizer):
+class SDXLClipGTokenizer(OpenClipTokenizer):
     """CLIP's tokens, padded with token 0."""
 
-    def __init__(
-        self,
-        tokenizer_path: str | None = None,
-        embedding_directory: Any = None,
-        tokenizer_data: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            tokenizer_path,
-            pad_with_end=False,
-            embedding_directory=embedding_directory,
-            embedding_size=1280,
-            embedding_key="clip_g",
-            tokenizer_data=tokenizer_data,
-        )
+    encoder_name = "clip_g"
+    width = 1280
 
 
 class SDXLTokenizer(SeveralTokenizers):
@@ -133,23 +121,12 @@ class SDXLRefinerClipModel(SD1ClipModel):
         super().__init__(device, dtype, model_options, clip_name="g", clip_model=SDXLClipG)
 
 
-class StableCascadeClipGTokenizer(SDTokenizer):
+class StableCascadeClipGTokenizer(OpenClipTokenizer):
     """CLIP's tokens, padded with the end token."""
 
-    def __init__(
-        self,
-        tokenizer_path: str | None = None,
-        embedding_directory: Any = None,
-        tokenizer_data: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            tokenizer_path,
-            pad_with_end=True,
-            embedding_directory=embedding_directory,
-            embedding_size=1280,
-            embedding_key="clip_g",
-            tokenizer_data=tokenizer_data,
-        )
+    encoder_name = "clip_g"
+    width = 1280
+    pads_with_end = True
 
 
 class StableCascadeTokenizer(SD1Tokenizer):

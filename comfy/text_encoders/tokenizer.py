@@ -222,6 +222,35 @@ class SDTokenizer:
         return {}
 
 
+class OpenClipTokenizer(SDTokenizer):
+    """CLIP's tokens for one of OpenCLIP's encoders.
+
+    Attributes:
+        encoder_name: Key of its rows in embedding files.
+        width: Channels of a token.
+        pads_with_end: Whether the end token fills chunks up, else token 0 does.
+    """
+
+    encoder_name: ClassVar[str]
+    width: ClassVar[int]
+    pads_with_end: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        tokenizer_path: str | None = None,
+        embedding_directory: Any = None,
+        tokenizer_data: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            tokenizer_path,
+            pad_with_end=self.pads_with_end,
+            embedding_directory=embedding_directory,
+            embedding_size=self.width,
+            embedding_key=self.encoder_name,
+            tokenizer_data=tokenizer_data,
+        )
+
+
 class SD1Tokenizer:
     """Tokenizer of a model with one text encoder; its name is the key of the result."""
 
