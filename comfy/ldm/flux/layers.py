@@ -1,4 +1,7 @@
-"""Layers of Flux: modulation by a vector, blocks of one and of two streams, embedders."""
+"""Layers of Flux: modulation by a vector, blocks of one and of two streams, embedders.
+
+One file, for custom nodes replace names here and expect every layer to see it.
+"""
 
 from __future__ import annotations
 
