@@ -15,13 +15,15 @@ from comfy.weights import weight_norm
 from comfy.weights.state_dict import count_parts
 
 OOBLECK_MARK = "decoder.layers.1.layers.0.beta"
+USUAL_RATE = 44100  # hertz
+HIGH_RATIO, HIGH_RATE = 1920, 48000  # samples of a cell by which ACE-Step 1.5 is known; its hertz
 BYTES_A_SAMPLE = 1000  # values that live at once for a sample of the full-size network
 
 
 def detect_oobleck(
     weights: Mapping[str, Tensor], metadata: Mapping[str, str] | None
 ) -> AutoencoderSpec | None:
-    """Oobleck, of Stable Audio."""
+    """Oobleck, of Stable Audio and of ACE-Step 1.5."""
     del metadata
     if OOBLECK_MARK not in weights:
         return None
@@ -38,8 +40,9 @@ def detect_oobleck(
     def memory_decode(shape: Sequence[int], dtype: torch.dtype) -> float:
         return float(BYTES_A_SAMPLE * shape[0] * shape[2] * ratio * dtype.itemsize)
 
+    is_high = ratio == HIGH_RATIO
     return AutoencoderSpec(
-        name="Stable Audio",
+        name="ACE-Step 1.5" if is_high else "Stable Audio",
         build=functools.partial(
             AudioOobleckVAE,
             sound_channels,
@@ -61,4 +64,5 @@ def detect_oobleck(
         process_output=unchanged,
         pad_channel_value="replicate",
         to_file=weight_norm.parted,
+        sample_rate=HIGH_RATE if is_high else USUAL_RATE,
     )

@@ -47,6 +47,7 @@ class AutoencoderSpec:
         not_video: Whether a batch of pictures is a batch also where the latent has a time axis.
         has_tiles: Whether latents may be cut into tiles.
         of_sound: Whether it takes sounds ``[B, samples, channels]``.
+        sample_rate: Samples a second of these.
         crop_input: Whether pictures are cut to a multiple of the ratio.
         pad_channel_value: What missing channels are filled with, "replicate" for the last one there
             is; None: they may not be missing.
@@ -73,6 +74,7 @@ class AutoencoderSpec:
     not_video: bool = False
     has_tiles: bool = True
     of_sound: bool = False
+    sample_rate: int = 44100
     crop_input: bool = True
     pad_channel_value: float | str | None = None
     extra_1d_channel: int | None = None

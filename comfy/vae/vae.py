@@ -52,6 +52,7 @@ class VAE(TiledCoding):
         downscale_ratio, upscale_ratio: Pixels per latent cell; for video (function of frames,
             ratio, ratio).
         latent_channels, latent_dim, output_channels: Shape of latents and pictures.
+        audio_sample_rate: Samples a second, of an autoencoder of sounds.
         memory_used_encode, memory_used_decode: ``(shape, dtype)`` -> bytes of a run.
         disable_offload: Never stream its weights.
     """
@@ -123,6 +124,7 @@ class VAE(TiledCoding):
         self.not_video, self.crop_input = spec.not_video, spec.crop_input
         self.pad_channel_value = spec.pad_channel_value
         self.extra_1d_channel = spec.extra_1d_channel
+        self.audio_sample_rate = spec.sample_rate
 
     # -- facts -----------------------------------------------------------------------------------
 

@@ -211,6 +211,18 @@ def test_sounds_of_any_number_of_channels_are_encoded(channels: int) -> None:
         assert torch.equal(VAEEncodeAudio.execute(vae, both)[0]["samples"], latent["samples"])
 
 
+def test_sounds_of_ace_step_15_have_a_rate_of_their_own() -> None:
+    sizes = {"channels": 4, "c_mults": (1, 1, 1, 1, 1), "strides": (2, 4, 4, 6, 10)}
+    vae = VAE(sd=parted(random_like(AudioOobleckVAE(**sizes), 5)), dtype=torch.float32)
+    assert vae.audio_sample_rate == 48000
+    sound = VAEDecodeAudio.execute(vae, {"samples": torch.randn(1, 64, 3)})[0]
+    assert sound["sample_rate"] == 48000
+    assert sound["waveform"].shape == (1, 2, 3 * 1920)
+    heard = {"waveform": torch.rand(1, 2, 44100), "sample_rate": 44100}
+    assert VAEEncodeAudio.execute(vae, heard)[0]["samples"].shape == (1, 64, 25)
+    assert VAE(sd=autoencoder(), dtype=torch.float32).audio_sample_rate == 44100
+
+
 def test_long_sounds_are_decoded_in_tiles_and_pictures_refused() -> None:
     vae = VAE(sd=autoencoder(), dtype=torch.float32)
     latent = torch.randn(1, 64, 90, generator=torch.Generator().manual_seed(2))
