@@ -17,6 +17,7 @@ from comfy import progress
 from comfy.nn.patches import CROSS_OUTPUT
 from comfy.patching.wrappers import CallbacksMP, WrappersMP
 from comfy.sampling.batching import CALL_GROUP, NEGATIVE_FIRST, TOGETHER
+from comfy.sampling.step_cache import FURTHER
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
 
@@ -86,6 +87,8 @@ class AttentionGuidance:
 
     def cross(self, out: Tensor, extra_options: dict[str, Any]) -> Tensor:
         """Output of a cross-attention; the batch holds one part for each conditioning entry."""
+        if FURTHER in extra_options:  # the estimate of another guidance, not of the two texts
+            return out
         order = extra_options["cond_or_uncond"]
         self._follow(order, extra_options)
         parts = list(out.chunk(len(order)))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from comfy.devices import memory
 from comfy.sampling import noise, run, samplers
+from comfy.sampling.step_cache import FURTHER
 from comfy_extras import nodes_nag
 from tests.comfy.sampling.support import patcher
 from tests.comfy_extras.test_model_patches import LATENT, UNetBase, patched, sample, text
@@ -169,3 +170,15 @@ def test_nag_keeps_nothing_after_a_run_and_nothing_of_another_level() -> None:
     guidance.cross(-out, told([1], 2.0))
     guidance.forget()
     assert guidance.cross(out, told([0], 2.0)) is out
+
+
+def test_nag_leaves_the_estimates_of_other_guidance_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """With little memory too, where the negative's results of the calls before are kept."""
+    guidance = nodes_nag.AttentionGuidance(4.0, 0.3, 1.5)
+    out = torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(1))
+    guidance.cross(-out, {"cond_or_uncond": [1], "sigmas": torch.tensor([2.0])})
+    blurred = {"cond_or_uncond": [0], "sigmas": torch.tensor([2.0]), FURTHER: "another node"}
+    assert guidance.cross(out, blurred) is out
+    guidance.forget()
+    assert guidance.cross(out, blurred) is out
+    assert "no effect" not in caplog.text
