@@ -68,6 +68,15 @@ def add_network(group: argparse._ArgumentGroup) -> None:
         ("--auto-launch", "Open the editor in the default browser once listening."),
         ("--disable-auto-launch", "Do not open the browser; wins over --auto-launch."),
         ("--dont-print-server", "Do not print the address lines at start."),
+    )
+    _add_access(group)
+
+
+def _add_access(group: argparse._ArgumentGroup) -> None:
+    """Who may use the server."""
+    add = group.add_argument
+    switches(
+        group,
         ("--multi-user", "Per-user data; the user id comes from the comfy-user request header."),
         ("--auth", "Require a login or bearer token for every request."),
     )
@@ -213,6 +222,16 @@ def add_execution(group: argparse._ArgumentGroup) -> None:
         help="The supervisor restarts the server when a cancelled prompt has not stopped by then, "
         "as in a native call that never returns (default 30; 0: never).",
     )
+    _add_caches(group)
+    switches(
+        group,
+        ("--no-supervisor", "Do not run under the parent that restarts after a crash."),
+        ("--no-journal", "Keep queue and history in memory only."),
+    )
+
+
+def _add_caches(group: argparse._ArgumentGroup) -> None:
+    """What is kept of the results of nodes."""
     cache = group.add_mutually_exclusive_group()
     cache.add_argument(
         "--cache-classic",
@@ -236,11 +255,6 @@ def add_execution(group: argparse._ArgumentGroup) -> None:
         metavar="GB",
         help="Keep results until free RAM drops below this (bare flag: 4; a second number, which "
         "newer launchers pass, is ignored).",
-    )
-    switches(
-        group,
-        ("--no-supervisor", "Do not run under the parent that restarts after a crash."),
-        ("--no-journal", "Keep queue and history in memory only."),
     )
 
 
