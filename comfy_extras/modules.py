@@ -70,6 +70,7 @@ MODULES: tuple[str, ...] = (
     "nodes_primitive",
     "nodes_logic",
     "nodes_lists",
+    "nodes_loops",
     "nodes_math",
     "nodes_resolution",
     "nodes_text_files",
