@@ -25,6 +25,7 @@ CONFIG: dict[str, Any] = {
     "vocab_size": 256384, "model_type": "umt5",
 }  # fmt: skip
 LYRIC_WIDTH = 1024
+LYRIC_FOLDERS = "lyric_folders"  # tokenizer data: where the vocabulary of lyrics is looked for
 
 
 class UMT5BaseTokenizer(UMT5Tokenizer):
@@ -42,7 +43,6 @@ class LyricTokenizer(SDTokenizer):
         self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(
-            (tokenizer_data or {}).get(f"{LYRICS}_vocabulary"),
             max_length=UNLIMITED,
             pad_with_end=False,
             embedding_directory=embedding_directory,
@@ -54,6 +54,7 @@ class LyricTokenizer(SDTokenizer):
             min_length=1,
             pad_token=LINE_END,
             tokenizer_data=tokenizer_data,
+            tokenizer_args={"folders": (tokenizer_data or {}).get(LYRIC_FOLDERS, ())},
         )
 
 

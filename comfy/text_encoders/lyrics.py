@@ -89,27 +89,37 @@ def line_and_language(line: str) -> tuple[str, str]:
 class LyricPieces:
     """Called with lyrics, it gives a start and the ids and the end of every line.
 
-    Without a vocabulary it takes empty lines only.
+    Empty lines need no vocabulary; it is looked for when there are words.
+
+    Args:
+        folders: Where it is looked for.
     """
 
-    def __init__(self, pieces: Tokenizer | None) -> None:
-        self.pieces = pieces
+    def __init__(self, folders: Iterable[str] = ()) -> None:
+        self.folders = list(folders)
+        self._pieces: Tokenizer | None = None
 
     @classmethod
-    def from_pretrained(cls, source: str | None = None) -> LyricPieces:
-        """From the path of a ``vocab.json``.
+    def from_pretrained(cls, source: None = None, folders: Iterable[str] = ()) -> LyricPieces:
+        """As the class itself, in the way in which tokenizers are made."""
+        del source  # the folders tell
+        return cls(folders)
+
+    def pieces(self) -> Tokenizer | None:
+        """The vocabulary; None as long as there is none.
 
         Raises:
-            ValueError: The file holds no vocabulary.
+            ValueError: The file holds none.
         """
-        if source is None:
-            return cls(None)
-        try:
-            return cls(Tokenizer.from_file(str(Path(source))))
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(
-                f"{source} holds no vocabulary of lyrics ({error}); {WANTED}"
-            ) from error
+        path = None if self._pieces else find_lyric_pieces(self.folders)
+        if path is not None:
+            try:
+                self._pieces = Tokenizer.from_file(path)
+            except Exception as error:  # the library raises nothing narrower
+                raise ValueError(
+                    f"{path} holds no vocabulary of lyrics ({error}); {WANTED}"
+                ) from error
+        return self._pieces
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         """``{"input_ids": [start, ..., end of line, ..., end of line]}``.
@@ -125,14 +135,16 @@ class LyricPieces:
     def _of_line(self, line: str) -> list[int]:
         if not line:
             return []
-        if self.pieces is None:
+        pieces = self.pieces()
+        if pieces is None:
             raise FileNotFoundError(
                 f"lyrics: found {line[:40]!r}, but the vocabulary of lyrics is not there; {WANTED}"
             )
         line, language = line_and_language(line)
         marked = f"[{NAMES.get(language, language)}]{plain(line, language)}"
-        return list(self.pieces.encode(marked.replace(" ", BLANK)).ids)
+        return list(pieces.encode(marked.replace(" ", BLANK)).ids)
 
     def get_vocab(self) -> dict[str, int]:
         """Piece -> id."""
-        return {} if self.pieces is None else dict(self.pieces.get_vocab())
+        pieces = self.pieces()
+        return {} if pieces is None else dict(pieces.get_vocab())

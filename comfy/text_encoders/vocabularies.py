@@ -20,7 +20,6 @@ from comfy.text_encoders import (
     tekken,
     umt5,
 )
-from comfy.text_encoders.lyrics import find_lyric_pieces
 from comfy.text_encoders.t5_pieces import DATA_ENTRY, EMBEDDED, find_pieces
 from comfy.weights.gguf_text import VOCABULARY
 
@@ -30,7 +29,6 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     "t5base": find_pieces,
     umt5.NAME: umt5.find_umt5_pieces,
     ace.NAME: umt5.find_umt5_pieces,
-    ace.LYRICS: find_lyric_pieces,
     pile_t5.NAME: pile_t5.find_pile_pieces,
     qwen.QWEN25_7B: qwen.find_qwen_pieces,
     qwen.QWEN3_4B: qwen.find_qwen_pieces,
@@ -80,16 +78,19 @@ def embedded_of(
     return {f"{name}.{EMBEDDED}": part[EMBEDDED] for name, part in pairs if EMBEDDED in part}
 
 
-def vocabulary_beside(weights: Mapping[str, Any], folders: Iterable[str]) -> dict[str, str]:
+def vocabulary_beside(weights: Mapping[str, Any], folders: Iterable[str]) -> dict[str, Any]:
     """Tokenizer data that name vocabulary files for encoders among some weights.
 
     Each is under `<encoder>_vocabulary`, and the first under the entry that an encoder alone reads.
+    Lyrics look for theirs when there are some, so that it may come later.
     """
     places = list(folders)
     encoders = {key.split(".")[0] for key in weights}
-    if ace.NAME in encoders:
-        encoders.add(ace.LYRICS)  # which have no weights here
     paths = {name: find(places) for name, find in VOCABULARIES.items() if name in encoders}
-    found = {f"{name}_vocabulary": path for name, path in paths.items() if path is not None}
+    found: dict[str, Any] = {
+        f"{name}_vocabulary": path for name, path in paths.items() if path is not None
+    }
+    if ace.NAME in encoders:
+        found[ace.LYRIC_FOLDERS] = places
     first = next(iter(paths.values()), None)
     return found if first is None else {DATA_ENTRY: first, **found}

@@ -336,7 +336,7 @@ def test_latents_have_the_scale_of_the_published_ones() -> None:
 
 
 def test_lines_have_languages_and_ends(tmp_path: Path) -> None:
-    pieces = LyricPieces.from_pretrained(str(lyric_file(tmp_path / "vocab.json")))
+    pieces = LyricPieces([str(lyric_file(tmp_path / "ace_lyrics_vocab.json").parent)])
     known = pieces.get_vocab()
 
     def ids(*names: str) -> list[int]:
@@ -358,6 +358,19 @@ def test_lines_have_languages_and_ends(tmp_path: Path) -> None:
     assert lines("Mr. 2 & 3")[1:-1] == ids(
         "[en]", *"mister", "[SPACE]", *"two", "[SPACE]", *"and", "[SPACE]", *"three"
     )
+
+
+def test_a_vocabulary_may_come_later_and_must_be_one(tmp_path: Path) -> None:
+    pieces = LyricPieces([str(tmp_path)])
+    assert pieces("\n") == {"input_ids": [START, LINE_END, LINE_END]}
+    with pytest.raises(FileNotFoundError, match=r"lyrics: found 'la'.*ace_lyrics_vocab\.json"):
+        pieces("la")
+    path = tmp_path / "ace_lyrics_vocab.json"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"ace_lyrics_vocab\.json holds no vocabulary of lyrics"):
+        pieces("la")
+    lyric_file(path)
+    assert len(pieces("la")["input_ids"]) == 5
 
 
 @pytest.mark.parametrize(
@@ -413,15 +426,12 @@ def sampled(found: Any, clip: Any, lyrics: str = "", strength: float = 1.0) -> T
 
 def test_text_and_lyrics_become_a_sound_and_survive_saving(tmp_path: Path) -> None:
     path = checkpoint(tmp_path)
-    mute: Any = loading.load_checkpoint_guess_config(path)
-    assert isinstance(mute.model.model.model_config, ACEStep)
-    instrumental = sampled(mute, mute.clip)
+    found: Any = loading.load_checkpoint_guess_config(path)
+    assert isinstance(found.model.model.model_config, ACEStep)
+    instrumental = sampled(found, found.clip)
     with pytest.raises(FileNotFoundError, match=r"found 'la la'.*ace_lyrics_vocab\.json"):
-        sampled(mute, mute.clip, "la la")
-    vocabulary = lyric_file(tmp_path / "ace_lyrics_vocab.json")
-    options: Any = {loading.FOLDERS_OPTION: [str(vocabulary.parent)]}
-    found: Any = loading.load_checkpoint_guess_config(path, te_model_options=options)
-    assert torch.equal(sampled(found, found.clip), instrumental)
+        sampled(found, found.clip, "la la")
+    lyric_file(tmp_path / "ace_lyrics_vocab.json")
     sung = sampled(found, found.clip, "la la\nlo")
     assert sung.shape == (1, 8, 16, 10)
     assert not torch.allclose(sung, instrumental)
