@@ -18,13 +18,16 @@ from tests.comfy.families import (
     test_ace_step,
     test_auraflow,
     test_cascade,
+    test_chroma_radiance,
     test_cosmos,
     test_cosmos_video,
     test_hidream,
+    test_hunyuan3d21,
     test_hunyuan_dit,
     test_kandinsky5,
     test_lumina2,
     test_mochi,
+    test_newbie,
     test_omnigen2,
     test_qwen,
     test_stable_audio,
@@ -96,6 +99,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "omnigen2": (test_omnigen2.network(), {"": test_omnigen2.text_encoder()}),
         "mochi": (test_mochi.network(), {"": test_mochi.text_encoder()}),
         "kandinsky5": (test_kandinsky5.network(test_kandinsky5.PICTURE), {}),
+        "newbie": (
+            test_newbie.network(),
+            {"_gemma": test_newbie.gemma3(), "_jina": test_newbie.jina()},
+        ),
     }
     for name, (network, texts) in weights.items():
         write(network, models / "diffusion_models" / f"{name}.safetensors")
@@ -117,6 +124,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(tensors, models / "checkpoints" / "auraflow.safetensors")
     test_cosmos_video.checkpoint(models / "checkpoints", 17)
     test_hunyuan_dit.checkpoint(models / "checkpoints")
+    test_chroma_radiance.checkpoint(models / "checkpoints")
+    test_hunyuan3d21.checkpoint(models / "checkpoints")
     write(test_hidream.network(), models / "diffusion_models" / "hidream.safetensors")
     return models
 
@@ -141,6 +150,14 @@ APART = {
         node(
             "DualCLIPLoader", type="kandinsky5_image", clip_name1="kandinsky5_clip_l.safetensors",
             clip_name2=f"kandinsky5_{qwen.QWEN25_7B}.safetensors",
+        ),
+        empty("EmptySD3LatentImage"),
+        "flux_small",
+    ),
+    "newbie": (
+        node(
+            "DualCLIPLoader", type="newbie", clip_name1="newbie_te_gemma.safetensors",
+            clip_name2="newbie_te_jina.safetensors",
         ),
         empty("EmptySD3LatentImage"),
         "flux_small",
@@ -183,6 +200,42 @@ def test_a_hunyuan_dit_checkpoint_makes_a_picture_of_two_texts(families: ServerP
     )
     picture = picture_of(families, prompt)
     assert picture.width == picture.height > 0
+
+
+def test_a_chroma_radiance_checkpoint_makes_a_picture_by_pixels(families: ServerProcess) -> None:
+    loaders = {
+        "all": node("CheckpointLoaderSimple", ckpt_name="radiance.safetensors"),
+        "tiles": node(
+            "ChromaRadianceOptions", model=["all", 0], preserve_wrapper=True, start_sigma=1.0,
+            end_sigma=0.0, nerf_tile_size=2,
+        ),
+    }  # fmt: skip
+    latent = node("EmptyChromaRadianceLatentImage", width=30, height=24, batch_size=1)
+    prompt = graph(loaders, ["tiles", 0], ["all", 1], ["all", 2], latent)
+    assert picture_of(families, prompt).size == (30, 24)
+
+
+def test_a_hunyuan3d_checkpoint_makes_a_shape_of_a_picture(families: ServerProcess) -> None:
+    prompt = {
+        "all": node("ImageOnlyCheckpointLoader", ckpt_name="hunyuan3d21.safetensors"),
+        "picture": node("EmptyImage", width=64, height=48, batch_size=1, color=0x3366AA),
+        "seen": node("CLIPVisionEncode", clip_vision=["all", 1], image=["picture", 0], crop="none"),
+        "text": node("Hunyuan3Dv2Conditioning", clip_vision_output=["seen", 0]),
+        "latent": node("EmptyLatentHunyuan3Dv2", resolution=16, batch_size=1),
+        "run": node(
+            "KSampler", **RUN, model=["all", 0], positive=["text", 0], negative=["text", 1],
+            latent_image=["latent", 0],
+        ),
+        "decode": node(
+            "VAEDecodeHunyuan3D", samples=["run", 0], vae=["all", 2], num_chunks=8000,
+            octree_resolution=16,
+        ),
+        "mesh": node("VoxelToMesh", voxel=["decode", 0], algorithm="surface net", threshold=0.5),
+        "save": node("SaveGLB", mesh=["mesh", 0], filename_prefix="shape"),
+    }  # fmt: skip
+    entry = families.run(prompt)
+    assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
+    assert entry["outputs"]["save"]["3d"][0]["filename"].endswith(".glb")
 
 
 def test_cosmos_goes_on_from_a_picture(families: ServerProcess) -> None:

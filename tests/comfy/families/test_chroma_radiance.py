@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -23,6 +23,7 @@ from comfy.saving import save_checkpoint
 from comfy_extras import nodes_chroma_radiance as nodes
 from comfy_nodes.sampling import common_ksampler
 from tests.comfy.families import key_shapes
+from tests.comfy.families.small_files import write
 from tests.comfy.families.test_transformers import pieces, random_like, text_encoders
 
 TRUNK: dict[str, Any] = {
@@ -247,17 +248,20 @@ def sampled(model: Any, clip: Any, text: str = "a red cat") -> Tensor:
     return samples
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("use_x0", [False, True])
-def test_text_becomes_a_picture_and_survives_saving(use_x0: bool, tmp_path: Path) -> None:
-    pieces(tmp_path)
+def checkpoint(folder: Path, use_x0: bool = False) -> str:
+    """A whole checkpoint of small parts."""
     weights = network(use_x0=use_x0, patch_size=8).state_dict()
     tensors = {PREFIX + key: value for key, value in weights.items()}
     encoder = text_encoders(24)["t5xxl"]
     tensors |= {f"cond_stage_model.t5xxl.transformer.{k}": v for k, v in encoder.items()}
-    path = tmp_path / "radiance.safetensors"
-    save_file({key: value.contiguous() for key, value in tensors.items()}, path)
-    found: Any = loading.load_checkpoint_guess_config(str(path))
+    return write(tensors, folder / "radiance.safetensors")
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("use_x0", [False, True])
+def test_text_becomes_a_picture_and_survives_saving(use_x0: bool, tmp_path: Path) -> None:
+    pieces(tmp_path)
+    found: Any = loading.load_checkpoint_guess_config(checkpoint(tmp_path, use_x0))
     assert type(found.model.model.model_config).__name__ == "ChromaRadiance"
     latent = sampled(found.model, found.clip)
     assert latent.shape == (1, 3, 16, 16)
@@ -279,13 +283,9 @@ def test_text_becomes_a_picture_and_survives_saving(use_x0: bool, tmp_path: Path
 def test_single_files_load_and_the_options_reach_the_network(tmp_path: Path) -> None:
     pieces(tmp_path)
     weights = network(patch_size=8).state_dict()
-    save_file({k: v.contiguous() for k, v in weights.items()}, tmp_path / "model.safetensors")
-    encoder = {k: v.contiguous() for k, v in text_encoders(24)["t5xxl"].items()}
-    save_file(encoder, tmp_path / "t5.safetensors")
-    model: Any = loading.load_diffusion_model(str(tmp_path / "model.safetensors"))
-    clip = text_loading.load_clip(
-        [str(tmp_path / "t5.safetensors")], clip_type=text_loading.CLIPType.CHROMA
-    )
+    model: Any = loading.load_diffusion_model(write(weights, tmp_path / "model.safetensors"))
+    encoder = write(text_encoders(24)["t5xxl"], tmp_path / "t5.safetensors")
+    clip = text_loading.load_clip([encoder], clip_type=text_loading.CLIPType.CHROMA)
     taken: list[int] = []
     embedder = model.model.diffusion_model.nerf_image_embedder
     embedder.register_forward_pre_hook(lambda _, args: taken.append(len(args[0])))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from comfy import ops
@@ -20,6 +20,7 @@ from comfy.nn.experts import MoEGate, mixed
 from comfy.saving import save_checkpoint
 from comfy_extras import nodes_hunyuan3d as nodes
 from tests.comfy.families import key_shapes
+from tests.comfy.families.small_files import write
 from tests.comfy.families.test_hunyuan3d import DINO, VISION_PREFIX, load, sampled, shape_weights
 from tests.comfy.families.test_transformers import random_like
 
@@ -132,16 +133,19 @@ def test_impossible_sizes_are_refused_with_the_numbers(wrong: dict[str, Any]) ->
         HunYuanDiTPlain(**{**SIZES, **wrong})
 
 
-def test_a_picture_becomes_a_shape_and_survives_saving(tmp_path: Path) -> None:
+def checkpoint(folder: Path) -> str:
+    """A whole checkpoint of small parts."""
     sizes = {**SIZES, "context_dim": DINO["hidden_size"]}
     network = random_like(HunYuanDiTPlain(**sizes), 4)
     tensors = {f"model.{key}": value for key, value in network.items()}
     tensors |= {f"vae.{key}": value for key, value in shape_weights().items()}
     dino = Dinov2Model(DINO, operations=ops.disable_weight_init)
     tensors |= {VISION_PREFIX + key: value for key, value in random_like(dino, 3).items()}
-    path = tmp_path / "hunyuan3d21.safetensors"
-    save_file({key: value.contiguous() for key, value in tensors.items()}, path)
-    found = load(str(path))
+    return write(tensors, folder / "hunyuan3d21.safetensors")
+
+
+def test_a_picture_becomes_a_shape_and_survives_saving(tmp_path: Path) -> None:
+    found = load(checkpoint(tmp_path))
     assert type(found.model.model.model_config).__name__ == "Hunyuan3Dv2_1"
     latent = sampled(found)
     assert latent.isfinite().all()
@@ -150,5 +154,6 @@ def test_a_picture_becomes_a_shape_and_survives_saving(tmp_path: Path) -> None:
     assert voxel.data.min() < voxel.data.max()
     again_path = str(tmp_path / "again.safetensors")
     save_checkpoint(again_path, found.model, None, found.vae, found.clip_vision)
-    assert load_file(again_path).keys() >= {f"model.diffusion_model.{key}" for key in network}
+    weights = HunYuanDiTPlain(**SIZES).state_dict()
+    assert load_file(again_path).keys() >= {f"model.diffusion_model.{key}" for key in weights}
     assert torch.equal(sampled(load(again_path)), latent)

@@ -65,6 +65,10 @@ def piece_file(marks: list[str]) -> bytes:
 TRAINED = piece_file(["<unk>", "<s>", "</s>"])
 
 
+def network() -> dict[str, Tensor]:
+    return random_like(NextDiT(**SIZES), 4)
+
+
 def jina(width: int = POOLED) -> dict[str, Tensor]:
     sizes = {**TOWER, "hidden_size": width, "num_attention_heads": 1}
     vocabulary = torch.tensor(list(TRAINED)).byte()
@@ -185,7 +189,7 @@ def test_each_text_is_told_in_its_encoders_words(tmp_path: Path) -> None:
 
 
 def test_text_becomes_a_latent_and_survives_saving(tmp_path: Path) -> None:
-    path = write(random_like(NextDiT(**SIZES), 4), tmp_path / "model.safetensors")
+    path = write(network(), tmp_path / "model.safetensors")
     model, clip = loading.load_diffusion_model(path), clip_of(tmp_path)
     assert type(model.model.model_config).__name__ == "Lumina2"
     latent = sampled(model, clip, SHAPE)
@@ -198,7 +202,7 @@ def test_text_becomes_a_latent_and_survives_saving(tmp_path: Path) -> None:
 
 
 def test_checkpoints_name_the_encoders_shortly(tmp_path: Path) -> None:
-    tensors = prefixed(random_like(NextDiT(**SIZES), 4), PREFIX)
+    tensors = prefixed(network(), PREFIX)
     for name, encoder in (("gemma", gemma3()), ("jina", jina())):
         pieces = encoder.pop("spiece_model")
         tensors |= prefixed(encoder, f"text_encoders.{name}.transformer.")
