@@ -9,11 +9,24 @@ from typing import Any
 from torch import Tensor
 
 from comfy import progress
+from comfy.patching.options import create_model_options_clone
+from comfy.sampling.step_cache import FURTHER
 from comfy_api.latest import io
 
 logger = logging.getLogger(__name__)
 
 Facts = dict[str, Any]  # what guidance hooks are given; see the sampling code
+
+
+def for_further_estimate(options: dict[str, Any], node: str) -> dict[str, Any]:
+    """A copy of a run's options for one more estimate, beside those of the two lists.
+
+    Args:
+        node: What it is for.
+    """
+    further = create_model_options_clone(options)
+    further.setdefault("transformer_options", {})[FURTHER] = node
+    return further
 
 
 # What a node left in a model's options -> which nodes do.

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from comfy.patching.options import create_model_options_clone, set_model_options_patch_replace
+from comfy.patching.options import set_model_options_patch_replace
 from comfy.sampling import batching
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
-from comfy_extras.guidance import Facts, Replacement
+from comfy_extras.guidance import Facts, Replacement, for_further_estimate
 
 
 def only_itself(q: Tensor, k: Tensor, v: Tensor, extra_options: Any, mask: Any = None) -> Tensor:
@@ -44,7 +44,7 @@ class PerturbedAttentionGuidance(io.ComfyNode):
         def change(facts: Facts) -> Tensor:
             if scale == 0:
                 return facts["denoised"]
-            options = create_model_options_clone(facts["model_options"])
+            options = for_further_estimate(facts["model_options"], "PerturbedAttentionGuidance")
             options = set_model_options_patch_replace(options, blind, "attn1", "middle", 0)
             (perturbed,) = batching.calc_cond_batch(
                 facts["model"], [facts["cond"]], facts["input"], facts["sigma"], options

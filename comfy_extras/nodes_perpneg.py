@@ -14,7 +14,7 @@ import node_helpers
 from comfy.devices import formulas
 from comfy.sampling import batching, conditioning, guidance
 from comfy_api.latest import ComfyExtension, io
-from comfy_extras.guidance import HOOKS, say_unasked, with_rule
+from comfy_extras.guidance import HOOKS, for_further_estimate, say_unasked, with_rule
 
 Facts = dict[str, Any]
 
@@ -70,6 +70,7 @@ class PerpNeg(io.ComfyNode):
             ready = conditioning.encode_model_conds(
                 network.extra_conds, empty, x, x.device, "negative"
             )
+            options = for_further_estimate(options, "PerpNeg")
             (nothing,) = batching.calc_cond_batch(network, [ready], x, facts["sigma"], options)
             return x - perp_neg(
                 x,

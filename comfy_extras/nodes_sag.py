@@ -13,12 +13,10 @@ from torch import Tensor
 
 from comfy.nn import attention
 from comfy.nn.attention.shapes import merge_heads, split_heads
-from comfy.patching.options import create_model_options_clone
 from comfy.sampling import batching
-from comfy.sampling.step_cache import FURTHER
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
-from comfy_extras.guidance import Facts
+from comfy_extras.guidance import Facts, for_further_estimate
 
 BLUR_KERNEL = 9
 ATTENTION_THRESHOLD = 1.0
@@ -121,8 +119,7 @@ class SelfAttentionGuidance(io.ComfyNode):
                 recorder.scores = None
                 return guided
             degraded = create_blur_map(uncond, scores, blur_sigma)
-            options = create_model_options_clone(facts["model_options"])
-            options.setdefault("transformer_options", {})[FURTHER] = "SelfAttentionGuidance"
+            options = for_further_estimate(facts["model_options"], "SelfAttentionGuidance")
             (estimate,) = batching.calc_cond_batch(
                 facts["model"],
                 [facts["uncond"]],

@@ -15,7 +15,7 @@ from comfy.patching.options import create_model_options_clone, set_model_options
 from comfy.sampling import batching
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
-from comfy_extras.guidance import Facts, Replacement
+from comfy_extras.guidance import Facts, Replacement, for_further_estimate
 
 
 def layers_of(text: str) -> list[int]:
@@ -75,7 +75,8 @@ def guided_by_skipping(
         guided = facts["denoised"]
         if scale <= 0 or not span.holds(facts["sigma"]):
             return guided
-        options = skipping.options(facts["model_options"])
+        options = for_further_estimate(facts["model_options"], "SkipLayerGuidance")
+        options = skipping.options(options)
         (skipped,) = batching.calc_cond_batch(
             facts["model"], [facts["cond"]], facts["input"], facts["sigma"], options
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from comfy.devices import memory
 from comfy.sampling import noise, run, samplers
 from comfy.sampling.step_cache import FURTHER
-from comfy_extras import nodes_nag
+from comfy_extras import nodes_nag, nodes_pag, nodes_perpneg, nodes_sag
 from tests.comfy.sampling.support import patcher
 from tests.comfy_extras.test_model_patches import LATENT, UNetBase, patched, sample, text
 
@@ -182,3 +182,20 @@ def test_nag_leaves_the_estimates_of_other_guidance_alone(caplog: pytest.LogCapt
     guidance.forget()
     assert guidance.cross(out, blurred) is out
     assert "no effect" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("node", "settings"),
+    [
+        (nodes_pag.PerturbedAttentionGuidance, (2.0,)),
+        (nodes_sag.SelfAttentionGuidance, (0.5, 2.0)),
+        (nodes_perpneg.PerpNeg, (text(5), 1.0)),
+    ],
+)
+def test_nag_beside_other_guidance_is_the_same_however_little_memory_there_is(
+    node: Any, settings: tuple[Any, ...], model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = patched(nodes_nag.NAGuidance, patched(node, model, *settings), 5.0, 0.5, 1.5)
+    plenty = sample(view, cfg=3.0)
+    monkeypatch.setattr(memory, "recent_free_memory", lambda *_: 0.0)
+    torch.testing.assert_close(sample(view, cfg=3.0), plenty, rtol=0, atol=1e-4)
