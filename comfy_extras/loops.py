@@ -40,15 +40,21 @@ def before(prompt: Any, name: str, stop: str | None = None) -> list[str]:
     return list(found)
 
 
-def start_of(prompt: Any, end: str) -> str:
+def start_of(prompt: Any, end: str, known: dict[str, str] | None = None) -> str:
     """The node that begins the loop which `end` ends: of those before it the innermost one whose
     loop has not ended yet.
 
+    Args:
+        known: Starts by end, of the loops that were looked at already; found ones are added.
     Raises:
         ValueError: There is none, or more than one.
     """
     kinds = {name: prompt.get_node(name)["class_type"] for name in before(prompt, end)}
-    ended = {start_of(prompt, name) for name, kind in kinds.items() if kind == END}
+    known = {} if known is None else known
+    ended = set()
+    for name, kind in kinds.items():
+        if kind == END:
+            ended.add(known.get(name) or start_of(prompt, name, known))
     begun = [name for name, kind in kinds.items() if kind in (START, ROUND) and name not in ended]
     outer = {other for name in begun for other in before(prompt, name)}
     innermost = [name for name in begun if name not in outer]
@@ -60,6 +66,7 @@ def start_of(prompt: Any, end: str) -> str:
             "connect the end of its loop here, and its parent_iteration where one loop is in "
             "another"
         )
+    known[end] = innermost[0]
     return innermost[0]
 
 

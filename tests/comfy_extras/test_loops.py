@@ -207,13 +207,17 @@ def test_a_loop_runs_in_a_loop() -> None:
     assert shown(nested(parent=["outer", 0])) == expected
 
 
-def test_a_loop_follows_another() -> None:
-    graph = doubling()
-    graph |= {"second": start(value=["end", 0], num_iterations=2)}
-    graph |= {"less": ("Math", {"expression": "a - 1", "values.a": ["second", 4]})}
-    graph |= {"second_end": end(output_value=["less", 1], next_iteration_value=["less", 1])}
-    graph |= {"show": ("ShowAll", {"value": ["second_end", 0]})}
-    assert shown(graph) == ["46"]
+@pytest.mark.parametrize("loops", [2, 20])
+def test_loops_follow_each_other(loops: int) -> None:
+    graph: Graph = {"end0": ("Int", {"value": 100})}
+    for n in range(1, loops + 1):
+        graph[f"start{n}"] = start(value=[f"end{n - 1}", 0], num_iterations=2)
+        less = {"expression": "a - 1", "values.a": [f"start{n}", 4]}
+        graph[f"less{n}"] = ("Math", less)
+        link = [f"less{n}", 1]
+        graph[f"end{n}"] = end(output_value=link, next_iteration_value=link)
+    graph["show"] = ("ShowAll", {"value": [f"end{loops}", 0]})
+    assert shown(graph) == [str(100 - 2 * loops)]
 
 
 @pytest.mark.parametrize(
