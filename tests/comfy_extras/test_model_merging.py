@@ -67,6 +67,23 @@ def test_parts_of_models_are_mixed_by_the_longest_name(pair: list[loading.Checkp
     torch.testing.assert_close(weight(mixed, MIDDLE), weight(second, MIDDLE))
 
 
+def test_the_keys_of_a_model_are_listed_once_for_each_factor(
+    pair: list[loading.Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (parts.model for parts in pair)
+    kind, asked = type(first), []
+    list_keys = kind.model_state_dict_keys
+
+    def counted(self: Any) -> Any:
+        asked.append(self)
+        return list_keys(self)
+
+    monkeypatch.setattr(kind, "model_state_dict_keys", counted)
+    mixed = nodes.ModelMergeBlocks().merge(first, second, input=0.25, middle=0.5, out=0.75)[0]
+    assert len(mixed.patches) > 100
+    assert len(asked) <= 6  # of both models once, and of the view for each of the factors
+
+
 def test_a_saved_checkpoint_holds_the_mixed_weights_and_loads_again(
     pair: list[loading.Checkpoint], output: Path
 ) -> None:

@@ -222,7 +222,7 @@ def test_each_part_of_an_architecture_takes_its_own_ratio() -> None:
     ratios = dict.fromkeys(node.PARTS, 1.0)
     ratios.update({"double_blocks.1.": 0.25, "single_blocks.10.": 0.0, "guidance_in": 0.5})
     merged = node.merge(Weights(keys), Weights(keys), **ratios)[0]
-    assert list(merged.mixed.values()) == [
+    assert [merged.mixed[key] for key in keys] == [
         (0.0, 1.0),
         (0.75, 0.25),
         (0.0, 1.0),
