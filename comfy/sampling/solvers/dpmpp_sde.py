@@ -9,7 +9,7 @@ for eta.
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,40 +48,62 @@ def sample_dpmpp_sde(
         if sigma_next == 0:
             x = run.denoise(x, sigma)
             continue
-        start, middle, end, sigma_mid = _stages(run, sigma, sigma_next, r)
+        first, second = _stages(run, sigma, sigma_next, r, eta)
         if adds_noise:
-            run.prepare_draw(sigma, sigma_mid)
+            run.prepare_draw(sigma, first.sigma)
             run.prepare_draw(sigma, sigma_next)
         denoised = run.denoise(x, sigma)
 
-        def stage(target: float, sigma_to: float, estimate: Tensor) -> Tensor:
-            down, up = split_ancestral(math.exp(-start), math.exp(-target), eta)  # noqa: B023
-            alpha, alpha_to = run.path.alpha(sigma), run.path.alpha(sigma_to)  # noqa: B023
-            ratio = down * math.exp(start)  # noqa: B023
-            moved = x * (alpha_to / alpha * ratio) + estimate * (alpha_to * (1 - ratio))  # noqa: B023
+        def moved(stage: _Stage, estimate: Tensor) -> Tensor:
+            made = x * stage.kept - estimate * stage.gain  # noqa: B023
             if adds_noise:
-                moved = moved + run.draw(sigma, sigma_to) * (alpha_to * s_noise * up)  # noqa: B023
-            return moved
+                made = made + run.draw(sigma, stage.sigma) * (s_noise * stage.fresh)  # noqa: B023
+            return made
 
-        denoised_mid = run.denoise(stage(middle, sigma_mid, denoised), sigma_mid, report=False)
-        x = stage(end, sigma_next, denoised * (1 - weight) + denoised_mid * weight)
+        denoised_mid = run.denoise(moved(first, denoised), first.sigma, report=False)
+        x = moved(second, denoised * (1 - weight) + denoised_mid * weight)
     return x
 
 
+@dataclass(frozen=True)
+class _Stage:
+    """A level that a step goes to, and the factors on the way from the step's start.
+
+    Attributes:
+        kept: What is left of x.
+        gain: Minus the weight of the estimate.
+        fresh: Standard deviation of the fresh noise.
+    """
+
+    sigma: float
+    kept: float
+    gain: float
+    fresh: float
+
+
 def _stages(
-    run: Trajectory, sigma: float, sigma_next: float, r: float
-) -> tuple[float, float, float, float]:
-    """Half-log-SNRs at the ends of a step and between them, and the level between them.
+    run: Trajectory, sigma: float, sigma_next: float, r: float, eta: float
+) -> tuple[_Stage, _Stage]:
+    """The level between the ends of a step, and its end.
 
     In the precision of the levels and with its rounding, as pictures were made: the motion is asked
     at the level between, in millionths, and in a short step one of these is a hundredth of the
     noise.
     """
-    ends = (torch.tensor(level, dtype=run.sigmas.dtype) for level in (sigma, sigma_next))
-    start, end = (sigma_to_half_log_snr(level, run.sampling) for level in ends)
+    before, after = torch.tensor([sigma, sigma_next], dtype=run.sigmas.dtype)
+    start, end = (sigma_to_half_log_snr(level, run.sampling) for level in (before, after))
     middle = start + r * (end - start)
-    sigma_mid = half_log_snr_to_sigma(middle, run.sampling)
-    return start.item(), middle.item(), end.item(), sigma_mid.item()
+    alpha = before * start.exp()
+
+    def stage(level: Tensor, half_log_snr: Tensor) -> _Stage:
+        down, up = split_ancestral((-start).exp().item(), (-half_log_snr).exp().item(), eta)
+        h = -start.new_tensor(down).log() - start
+        # Far beyond the end of the step (a large r) the level rounds to zero, where alpha is one.
+        alpha_to = (level * half_log_snr.exp()).nan_to_num(nan=1.0, posinf=1.0)
+        kept, gain = alpha_to / alpha * (-h).exp(), alpha_to * (-h).expm1()
+        return _Stage(level.item(), kept.item(), gain.item(), float(alpha_to * up))
+
+    return stage(half_log_snr_to_sigma(middle, run.sampling), middle), stage(after, end)
 
 
 class _Steps:
