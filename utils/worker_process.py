@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import folder_paths
 from comfy_execution import supervisor
 from comfy_execution.workers.channel import PipeChannel
+from comfy_execution.workers.local import standard_streams
 from utils import (
     execution,
     node_manager,
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 def work(args: argparse.Namespace, argv: Sequence[str]) -> int:
     """Runs a worker in this process until its server ends it."""
-    channel = take_streams()
+    channel = standard_streams()
     supervisor.end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the server decides
     os.environ.pop(supervisor.WORKER_VARIABLE)  # what packs start is no worker
@@ -54,20 +55,6 @@ def work(args: argparse.Namespace, argv: Sequence[str]) -> int:
         asyncio.run(serve(args, argv, logs, channel))
     sys.stderr.flush()
     os._exit(0)  # threads that nodes have left behind must not hold the server up
-
-
-def take_streams() -> PipeChannel:
-    """Standard input and output as the channel to the server; what is printed goes to the log."""
-    streams = [os.dup(descriptor) for descriptor in (0, 1)]
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
-    if sys.platform == "win32":
-        import msvcrt
-
-        for stream in streams:
-            msvcrt.setmode(stream, os.O_BINARY)
-    return PipeChannel(os.fdopen(streams[0], "rb"), os.fdopen(streams[1], "wb"))
 
 
 async def serve(

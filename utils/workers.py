@@ -70,13 +70,17 @@ def start_places(
         local = local_launcher(args.workers, argv)
         starts += [(str(number), local) for number in range(1, args.workers + 1)]
     if args.ray is not None or args.ray_workers:
-        from comfy_execution.workers.ray_actors import RayLauncher, connect
+        from comfy_execution.workers.ray_bridge import RayLauncher
 
-        cluster = connect(args.ray or "auto")
-        count = args.ray_workers or max(1, cluster.accelerators)
         shared = {SHARED_VARIABLE: mark_shared_folders()}
-        command = [str(PROGRAM), *argv]
-        remote = RayLauncher(cluster, count, command, shared, uses_cpu=args.cpu)
+        remote = RayLauncher(
+            args.ray or "auto",
+            args.ray_workers,
+            [str(PROGRAM), *argv],
+            shared,
+            uses_cpu=args.cpu,
+        )
+        count = remote.connect()
         starts += [(f"ray-{number}", remote) for number in range(1, count + 1)]
     after_s = args.restart_after or None
     places = [Place(name, launcher, queue, server, PICTURES, after_s) for name, launcher in starts]

@@ -111,6 +111,20 @@ class LocalLauncher:
         return LocalWorker(self._command, own, self._folder)
 
 
+def standard_streams() -> PipeChannel:
+    """In the child: its input and output as the channel; what is printed goes to the log."""
+    streams = [os.dup(descriptor) for descriptor in (0, 1)]
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    if sys.platform == "win32":
+        import msvcrt
+
+        for stream in streams:
+            msvcrt.setmode(stream, os.O_BINARY)
+    return PipeChannel(os.fdopen(streams[0], "rb"), os.fdopen(streams[1], "wb"))
+
+
 def _pass_on(stream: IO[bytes]) -> None:
     """Writes what a worker writes, as it comes."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from tests.blackbox.client import connected, fresh
@@ -53,21 +54,24 @@ def test_a_killed_process_and_a_killed_actor_cost_a_second_start(mill: Mill) -> 
             prompt_id = client.queue(mill.mark(value, 1.5))
             until(lambda: mill.marked(value) == 1)  # noqa: B023 - called before the loop goes on
             pid = mill.pid(prompt_id)
-            os.kill(parent_of(pid) if kill_actor else pid, signal.SIGKILL)
+            os.kill(psutil.Process(pid).ppid() if kill_actor else pid, signal.SIGKILL)
             assert client.follow(prompt_id).shown("shown") == [value]
             assert mill.marked(value) == 2
 
 
-def parent_of(pid: int) -> int:
-    """The process that started another."""
-    import psutil
-
-    return int(psutil.Process(pid).ppid())
+def test_a_lost_cluster_is_joined_again_and_the_server_lives(mill: Mill) -> None:
+    mill.idle()
+    with connected(mill.server) as client:
+        value = fresh()
+        prompt_id = client.queue(mill.mark(value, 1.0))
+        until(lambda: mill.marked(value) == 1)
+        family = psutil.Process(mill.server.process.pid).children(recursive=True)
+        joined = next(p for p in family if any("ray_actors import" in word for word in p.cmdline()))
+        joined.kill()
+        assert client.follow(prompt_id).shown("shown") == [value]
 
 
 def test_the_server_ends_and_leaves_no_process(mill: Mill) -> None:
-    import psutil
-
     left = psutil.Process(mill.server.process.pid).children(recursive=True)
     assert mill.server.stop() == 0
     until(lambda: not [process for process in left if process.is_running()])

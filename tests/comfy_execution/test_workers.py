@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ from comfy_execution.workers.channel import ChannelClosed, PipeChannel, WorkerCh
 from comfy_execution.workers.messages import Message
 from comfy_execution.workers.place import Place
 from comfy_execution.workers.pool import WorkerPool
-from comfy_execution.workers.ray_actors import connect
+from comfy_execution.workers.ray_bridge import RayLauncher
 from comfy_execution.workers.seat import Seat, WorkerQueue
 from tests.comfy_execution.support import Flag, NodeBase, Number, Recorder, Show
 from utils.save_turns import SaveTurns
@@ -577,9 +577,9 @@ def test_a_prompt_that_is_put_back_comes_first_and_once() -> None:
 
 
 def test_a_missing_ray_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(OSError, match=r"-m pip install ray"):
-        connect("local")
+        RayLauncher("local", 1, [], {})
 
 
 def test_who_saves_under_a_prefix_first_is_waited_for(tmp_path: Path) -> None:
