@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -247,8 +248,8 @@ class PromptServer:
             _news_item.reset(token)
 
     def client_info(self, client_id: str | None) -> dict[str, Any] | None:
-        """What is known of the socket of a client; None if there is none."""
-        return self.sockets_metadata.get(str(client_id))
+        """What is known of the socket of a client, as of now; None if there is none."""
+        return copy.deepcopy(self.sockets_metadata.get(str(client_id)))
 
     @contextlib.contextmanager
     def run_scope(self) -> Iterator[None]:

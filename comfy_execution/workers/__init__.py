@@ -9,6 +9,7 @@ plain JSON and nothing else::
     Place       one worker: starts, restarts      Worker, PromptExecutor  as without workers
     Channel     local pipes or a Ray actor  <-->  Channel  standard input and output
 
-messages: what goes through. channel: how, between processes. local, ray_actors: how a worker is
-started. affinity: which prompt goes where. place, pool: the server's side. seat: the worker's.
+messages: what goes through. channel: how, between processes. local, ray_bridge, ray_actors: how a
+worker is started. affinity: which prompt goes where. job, place, pool: the server's side. seat: the
+worker's.
 """

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from comfy_execution.graph_utils import is_link
 from comfy_execution.pending import Pending, PendingPrompts
-from comfy_execution.registry import Registry
+from comfy_execution.registry import Registry, SpecTable
 from comfy_execution.wire import dump_json
 
 MODEL_TYPES = frozenset(
@@ -37,13 +37,13 @@ NO_MODELS: Models = frozenset()
 
 def models_of(prompt: dict[str, dict[str, object]], registry: Registry) -> Models:
     """What the loaders of a prompt load: their classes and constant inputs."""
-    found = set()
+    found, specs = set(), SpecTable(registry)
     for node in prompt.values():
         inputs = node.get("inputs")
         if not isinstance(inputs, dict) or any(map(is_link, inputs.values())):
             continue
         class_type = str(node.get("class_type"))
-        spec = registry.get(class_type)
+        spec = specs.get(class_type)
         types = spec.return_types if spec is not None else ()
         if any(isinstance(kind, str) and kind in MODEL_TYPES for kind in types):
             found.add((class_type, dump_json(inputs, sort_keys=True)))

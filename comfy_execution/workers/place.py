@@ -7,9 +7,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from comfy_execution import events, supervisor
 from comfy_execution.items import ExecutionStatus, QueueItem, cancelled_status, public_item
@@ -18,6 +16,7 @@ from comfy_execution.queue import PromptQueue
 from comfy_execution.recovery import crash_error, crashed_status
 from comfy_execution.workers.affinity import NO_MODELS, Models
 from comfy_execution.workers.channel import ChannelClosed, Launcher, WorkerChannel
+from comfy_execution.workers.job import Job, NewsSink, WorkerGone
 from comfy_execution.workers.messages import Message, PictureCodec, event_from, unpack_bytes
 
 logger = logging.getLogger(__name__)
@@ -27,46 +26,6 @@ PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 
 _uses = itertools.count(1)
-
-
-class NewsSink(events.EventSink, Protocol):
-    """Where news of workers go: the server, as node packages know it."""
-
-    def send_sync(self, event: str | int, data: Any, sid: str | None = None) -> None:
-        """Sends what a node package sends by itself."""
-
-    def news_of(self, item: QueueItem | None) -> AbstractContextManager[None]:
-        """While the block runs, what this thread sends is news of this prompt."""
-
-    def client_info(self, client_id: str | None) -> Any:
-        """What is known of the socket of a client, as plain JSON; None if there is none."""
-
-
-@dataclass
-class Job:
-    """A prompt that a worker is to run.
-
-    Attributes:
-        key: The queue's key of it.
-        models: What it loads.
-        is_sent: Whether the worker has it.
-        is_stopped: Whether somebody stopped it.
-    """
-
-    item: QueueItem
-    models: Models
-    key: int = -1
-    is_sent: bool = False
-    is_stopped: bool = False
-
-    @property
-    def prompt_id(self) -> str:
-        """Id of the prompt."""
-        return self.item[1]
-
-
-class WorkerGone(RuntimeError):
-    """The worker that was asked something is not there."""
 
 
 class Place:

@@ -15,7 +15,8 @@ from comfy_execution.planning import Plan
 from comfy_execution.queue import PromptQueue
 from comfy_execution.registry import Registry
 from comfy_execution.workers.affinity import Chooser, best_place, models_of
-from comfy_execution.workers.place import Place, WorkerGone
+from comfy_execution.workers.job import WorkerGone
+from comfy_execution.workers.place import Place
 
 logger = logging.getLogger(__name__)
 
@@ -113,12 +114,13 @@ class WorkerPool:
 
     def _choose(self, pending: PendingPrompts) -> Pending | None:
         """The prompt to hand out, its place kept for it; the queue's lock is held."""
-        if self._stopping.is_set():
+        free = [place for place in self.places if place.is_free]
+        if not free or self._stopping.is_set():
             return None
         first = pending.first()
         if all(place.is_ready and place.lacks(first) for place in self.places):
             return first  # and no place: it is refused
-        found = self._chooser.choose(pending, [place for place in self.places if place.is_free])
+        found = self._chooser.choose(pending, free)
         if found is None:
             return None
         entry, self._chosen = found

@@ -14,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 LONG = (
     "tests/browser/test_",
     "tests/blackbox/test_crash.py",
+    "tests/blackbox/test_workers.py",
     "blackbox servers: ",
     "tests/comfy_extras/test_training.py",
     "tests/comfy/test_batch_split.py",
