@@ -15,18 +15,35 @@ Conditioning = list[Any]
 Range = tuple[float, float]
 
 
-def conditioning_set_values(conditioning: Conditioning, values: dict[str, Any]) -> Conditioning:
-    """Set options on every entry; hook groups are combined with those an entry has."""
+Combined = dict[tuple[HookGroup, HookGroup], HookGroup | None]
+"""Groups already combined, by those they were made of. Entries share a model call, and the weights
+shown for it, only if they have the very same group."""
+
+
+def conditioning_set_values(
+    conditioning: Conditioning,
+    values: dict[str, Any],
+    append_hooks: bool = True,
+    cache: Combined | None = None,
+) -> Conditioning:
+    """Set options on every entry; hook groups are combined with those an entry has.
+
+    Args:
+        append_hooks: Keep the hooks an entry has; False replaces them.
+        cache: Groups that several lists share.
+    """
+    cache = {} if cache is None else cache
     out = []
     for tensor, options in conditioning:
         changed = {**options, **values}
-        if values.get("hooks") is not None and options.get("hooks") is not None:
-            changed["hooks"] = _after(options["hooks"], values["hooks"])
+        added, earlier = values.get("hooks"), options.get("hooks")
+        if append_hooks and added is not None and earlier is not None:
+            changed["hooks"] = _after(earlier, added, cache)
         out.append([tensor, changed])
     return out
 
 
-def _after(earlier: Any, hooks: HookGroup) -> HookGroup | None:
+def _after(earlier: Any, hooks: HookGroup, cache: Combined) -> HookGroup | None:
     """The hooks that an entry has and those that are added.
 
     Raises:
@@ -37,25 +54,24 @@ def _after(earlier: Any, hooks: HookGroup) -> HookGroup | None:
             "conditioning: expected a group of hooks as its option 'hooks', found "
             f"{str(earlier)[:100]!r}; a node before this one put it there"
         )
-    return HookGroup.combine_all_hooks([earlier, hooks])
+    if (earlier, hooks) not in cache:
+        cache[earlier, hooks] = HookGroup.combine_all_hooks([earlier, hooks])
+    return cache[earlier, hooks]
 
 
 conditioning_set_values_with_hooks = conditioning_set_values
 
 
 def set_hooks_for_conditioning(
-    cond: Conditioning, hooks: HookGroup | None, append_hooks: bool = True
+    cond: Conditioning,
+    hooks: HookGroup | None,
+    append_hooks: bool = True,
+    cache: Combined | None = None,
 ) -> Conditioning:
-    """Give every entry a group of hooks.
-
-    Args:
-        append_hooks: Keep the hooks an entry has; False replaces them.
-    """
+    """Give every entry a group of hooks; see `conditioning_set_values`."""
     if hooks is None:
         return cond
-    if append_hooks:
-        return conditioning_set_values(cond, {"hooks": hooks})
-    return [[tensor, {**options, "hooks": hooks}] for tensor, options in cond]
+    return conditioning_set_values(cond, {"hooks": hooks}, append_hooks, cache)
 
 
 def set_timestep_for_conditioning(cond: Conditioning, timestep_range: Range | None) -> Conditioning:
@@ -93,8 +109,9 @@ def _with_props(
     hooks: HookGroup | None,
     timesteps_range: Range | None,
     append_hooks: bool,
+    cache: Combined,
 ) -> Conditioning:
-    cond = set_hooks_for_conditioning(cond, hooks, append_hooks)
+    cond = set_hooks_for_conditioning(cond, hooks, append_hooks, cache)
     cond = set_mask_for_conditioning(cond, mask, set_cond_area, strength)
     return set_timestep_for_conditioning(cond, timesteps_range)
 
@@ -109,8 +126,9 @@ def set_conds_props(
     append_hooks: bool = True,
 ) -> list[Conditioning]:
     """Set mask, hooks and range on several lists."""
+    cache: Combined = {}
     return [
-        _with_props(c, strength, set_cond_area, mask, hooks, timesteps_range, append_hooks)
+        _with_props(c, strength, set_cond_area, mask, hooks, timesteps_range, append_hooks, cache)
         for c in conds
     ]
 
@@ -148,8 +166,9 @@ def set_default_conds_and_combine(
 ) -> list[Conditioning]:
     """Join lists whose entries apply wherever no other entry does."""
     out = []
+    cache: Combined = {}
     for cond, default in zip(conds, new_conds):
-        default = set_hooks_for_conditioning(default, hooks, append_hooks)
+        default = set_hooks_for_conditioning(default, hooks, append_hooks, cache)
         default = conditioning_set_values(default, {"default": True})
         default = set_timestep_for_conditioning(default, timesteps_range)
         out.append(combine_conditioning([cond, default]))

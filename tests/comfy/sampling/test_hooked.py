@@ -12,6 +12,7 @@ from comfy.patching.hook_group import HookGroup
 from comfy.patching.hooks import EnumHookScope, TransformerOptionsHook, WeightHook
 from comfy.patching.keyframes import HookKeyframe, HookKeyframeGroup
 from comfy.sampling import hooked, run, samplers
+from comfy_extras import nodes_hooks
 from tests.comfy.sampling.support import TestModel, context, patcher
 
 ZEROS = torch.zeros(1, 4, 4, 4)
@@ -75,6 +76,18 @@ def test_entries_of_one_group_share_a_call() -> None:
     hooks = group(weight_hook(10.0, strength=0.5))
     made = one_step(model, entry(2.0, hooks=hooks), entry(0.0, hooks=hooks), cfg=1.5)
     assert made == 6.0 + 1.5 * 2.0
+    assert len(model.model.calls) == 1
+
+
+def test_a_pair_and_its_entries_share_a_call_also_after_hooks_were_added_twice() -> None:
+    model = patcher(WeightedModel())
+    pair = (entry(2.0) + entry(3.0), entry(0.0))
+    for hook in (weight_hook(10.0), weight_hook(1.0)):
+        pair = nodes_hooks.PairConditioningSetProperties().run(
+            *pair, 1.0, "default", hooks=group(hook)
+        )
+    made = one_step(model, *pair, cfg=2.0)
+    assert made == 12.0 + 2.0 * 2.5
     assert len(model.model.calls) == 1
 
 
