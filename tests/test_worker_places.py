@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,11 +66,13 @@ def base(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_machine_with_other_folders_may_not_work(base: Path) -> None:
-    name = mark_shared_folders()
-    assert why_not_shared(name) is None
-    os.unlink(base / "input" / name)
-    assert f"{base / 'input'} on " in str(why_not_shared(name))
-    assert "mount" in str(why_not_shared(name))
+    mark = mark_shared_folders(8188)
+    assert why_not_shared(mark) is None
+    (copy,) = (base / "input").glob(".latentloom-*")
+    for spoil in (lambda: copy.write_text("of an earlier server"), copy.unlink):
+        spoil()
+        assert f"{base / 'input'} on " in str(why_not_shared(mark))
+        assert "mount" in str(why_not_shared(mark))
 
 
 def test_an_interruption_can_be_meant_for_elsewhere() -> None:

@@ -40,7 +40,7 @@ VISIBLE: Mapping[str, tuple[str, ...]] = {
 
 
 SHARED_VARIABLE = "LATENTLOOM_SHARED"
-"""Name of a file that a worker on another machine must find in its folders."""
+"""Name and content of a file that a worker on another machine must find in its folders."""
 
 
 def are_asked_for(args: argparse.Namespace) -> bool:
@@ -72,7 +72,7 @@ def start_places(
     if args.ray is not None or args.ray_workers:
         from comfy_execution.workers.ray_bridge import RayLauncher
 
-        shared = {SHARED_VARIABLE: mark_shared_folders()}
+        shared = {SHARED_VARIABLE: mark_shared_folders(args.port)}
         remote = RayLauncher(
             args.ray or "auto",
             args.ray_workers,
@@ -142,20 +142,29 @@ def shared_folders() -> list[str]:
     ]
 
 
-def mark_shared_folders() -> str:
-    """Puts an empty file into each shared folder while this process lives; returns its name."""
-    name = f".latentloom-{uuid.uuid4().hex}"
+def mark_shared_folders(port: int) -> str:
+    """Puts a mark into each shared folder while this process lives; returns what it is.
+
+    Args:
+        port: Where this server serves: each has one mark, and finds that of its predecessor.
+    """
+    name, token = f".latentloom-{socket.gethostname()}-{port}", uuid.uuid4().hex
     for folder in shared_folders():
         file = Path(folder, name)
-        file.touch()
+        file.write_text(token)
         atexit.register(file.unlink, missing_ok=True)
-    return name
+    return f"{name}:{token}"
 
 
-def why_not_shared(name: str) -> str | None:
-    """Why this machine cannot work for the server that made files of this name, if so."""
+def why_not_shared(mark: str) -> str | None:
+    """Why this machine cannot work for the server that has left this mark, if so."""
+    name, _, token = mark.rpartition(":")
     for folder in shared_folders():
-        if not Path(folder, name).is_file():
+        try:
+            is_shared = Path(folder, name).read_text() == token
+        except OSError:
+            is_shared = False
+        if not is_shared:
             return (
                 f"{folder} on {socket.gethostname()} is not the server's folder of that name; "
                 "mount the server's folders under the same paths on every machine of the cluster"
