@@ -94,6 +94,7 @@ class PromptServer:
         self.client_id: str | None = None
         self.last_node_id: str | None = None
         self.last_prompt_id: str | None = None
+        self._running_nodes: dict[str | None, str] = {}  # by client: several prompts may run
         self.supports = ["custom_nodes_from_web"]
         self.on_prompt_handlers: list[PromptHandler] = []
         self.routes = web.RouteTableDef()
@@ -312,8 +313,17 @@ class PromptServer:
             self.client_id = event.client_id
             self.last_prompt_id = event.prompt_id
             self.last_node_id = None
+            self._running_nodes.pop(event.client_id, None)
         elif isinstance(event, Executing):
             self.last_node_id = event.display_node
+            if event.display_node is None:
+                self._running_nodes.pop(event.client_id, None)
+            else:
+                self._running_nodes[event.client_id] = event.display_node
+
+    def running_node(self, client_id: str) -> str | None:
+        """The node that runs of this client's prompt, as shown in the graph."""
+        return self._running_nodes.get(client_id)
 
     def _is_replaced(self, name: str) -> bool:
         """Whether a pack has put its own function in the place of a method."""

@@ -53,8 +53,9 @@ async def connect(request: web.Request) -> web.StreamResponse:
     client = Client(sid, socket, owner or DEFAULT_USER, transport)
     server.hub.attach(client, resume)
     server.hub.greet(client, {"status": server.get_queue_info()}, resume)
-    if server.client_id == sid and server.last_node_id is not None:
-        server.hub.send_text("executing", {"node": server.last_node_id}, sid)
+    node = server.running_node(sid)
+    if node is not None:
+        server.hub.send_text("executing", {"node": node}, sid)
     try:
         await _listen(server, client)
     finally:

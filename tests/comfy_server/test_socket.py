@@ -182,6 +182,15 @@ async def test_a_returning_owner_is_told_which_node_runs(client: Client) -> None
     assert await silent(again)
 
 
+async def test_of_several_running_prompts_an_owner_is_told_of_their_own(client: Client) -> None:
+    for owner, node in (("me", "3"), ("you", "4")):
+        publish(events.ExecutionStart(f"of {owner}", 1, owner))
+        publish(events.Executing(node, f"of {owner}", node, owner))
+    for owner, node in (("me", "3"), ("you", "4")):
+        socket = await connect(client, owner)
+        assert await receive(socket) == {"type": "executing", "data": {"node": node}}
+
+
 async def test_a_newer_socket_takes_over_and_survives_the_older(client: Client) -> None:
     older = await connect(client, "me")
     newer = await connect(client, "me")
