@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,8 +41,8 @@ def get_tau_interval_func(start_sigma: float, end_sigma: float, eta: float = 1.0
     return tau
 
 
-# Sizes of the weights of six equal steps add up to 35 times their sum.
-LARGEST_WEIGHTS = 50.0
+# Exact to a billionth for steps of up to 20 half-log-SNRs.
+QUADRATURE_POINTS = 24
 
 
 def _moments(start: Tensor, end: Tensor, rate: float, count: int) -> Tensor:
@@ -72,23 +73,41 @@ def adams_weights(
 
     They integrate every polynomial of a degree below the number of nodes. Powers are taken of the
     half-log-SNRs themselves, not of their distances, and in their precision, as pictures were made:
-    with many steps what this rounds is a digit of the picture. With so many that it would be more
-    than the step, they are taken in double precision.
+    with many steps what this rounds is a digit of the picture. Where the nodes are so near that
+    their powers are the same, or that the weights do not even add up to the step, there are no such
+    pictures, and double precision takes over.
     """
     rate = 1 + tau**2
-    integrals = _integrals(nodes, start, end, rate)
+    integrals, singular = _integrals(nodes, start, end, rate)
     whole = -math.expm1(float(rate * (start - end)))
-    if not float(integrals.abs().sum()) <= LARGEST_WEIGHTS * abs(whole):
-        integrals = _integrals(nodes.double(), start.double(), end.double(), rate)
+    if singular or not abs(float(integrals.sum()) - whole) <= abs(whole):
+        integrals = _integrals_of_distances(nodes, start, end, rate)
     weights: list[float] = (alpha * integrals).tolist()
     return weights
 
 
-def _integrals(nodes: Tensor, start: Tensor, end: Tensor, rate: float) -> Tensor:
-    """What `_moments` are for the polynomials that are 1 at one node and 0 at the others."""
+def _integrals(nodes: Tensor, start: Tensor, end: Tensor, rate: float) -> tuple[Tensor, bool]:
+    """What `_moments` are for the polynomials that are 1 at one node and 0 at the others.
+
+    Also whether the nodes' powers are singular in their precision, when the first is no answer.
+    """
     powers = torch.vander(nodes, increasing=True).T
-    integrals: Tensor = torch.linalg.solve_ex(powers, _moments(start, end, rate, len(nodes)))[0]
-    return integrals
+    integrals, failed = torch.linalg.solve_ex(powers, _moments(start, end, rate, len(nodes)))
+    return integrals, bool(failed)
+
+
+def _integrals_of_distances(nodes: Tensor, start: Tensor, end: Tensor, rate: float) -> Tensor:
+    """The same in double precision, of distances from the end, by Gauss's quadrature."""
+    before, places = float(start.double() - end), (nodes.double() - end).numpy(force=True)
+    points, shares = np.polynomial.legendre.leggauss(QUADRATURE_POINTS)
+    points = before * (1 - points) / 2
+    shares = -before / 2 * shares * rate * np.exp(rate * points)
+    integrals = []
+    for place in places:
+        others = places[places != place]
+        basis = np.prod((points[:, None] - others) / (place - others), axis=1)
+        integrals.append(float(shares @ basis))
+    return nodes.new_tensor(integrals, dtype=torch.float64)
 
 
 def simple_weights(

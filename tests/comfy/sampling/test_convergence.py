@@ -121,3 +121,18 @@ def test_stochastic_adams_weights_integrate_exponentials_of_polynomials(tau: flo
             exact = float(alpha * torch.trapezoid(integrand, places))
             made = sum(w * node**degree for w, node in zip(weights, used))
             assert made == pytest.approx(exact, rel=1e-7)
+
+
+@pytest.mark.parametrize("apart", [2.0**-21, 1e-4])
+@pytest.mark.parametrize("tau", [0.0, 1.0])
+def test_stochastic_adams_weights_of_nodes_whose_powers_single_precision_takes_for_the_same(
+    apart: float, tau: float
+) -> None:
+    nodes = -4 + torch.arange(4) * apart
+    start, end = nodes[-1], nodes[-1] + 2 * apart
+    weights = sa_solver.adams_weights(nodes, start, end, tau, alpha=torch.tensor(1.0))
+    length, distances = float(end - start), (nodes.double() - start).tolist()
+    for degree in range(4):  # steps this short hide the exponential
+        exact = (1 + tau**2) * length ** (degree + 1) / (degree + 1)
+        made = sum(w * distance**degree for w, distance in zip(weights, distances))
+        assert made == pytest.approx(exact, rel=1e-2)

@@ -288,6 +288,9 @@ RUNS = [
     ("deis", ZERO_SNR, "karras", 12),
     ("sa_solver", SD1, "simple", 50),
     ("sa_solver", SD3, "simple", 50),
+    # Steps so short that the weights are thousands of times the step, of either sign.
+    ("sa_solver", ("FLOW", {"shift": 20.0}), "linear_quadratic", 160),
+    ("sa_solver", EDM, "linear_quadratic", 100),
     # From far above the latent's own size, of which the last long step leaves what rounding leaves.
     ("ddpm", ZERO_SNR, "linear_quadratic", 5),
     ("euler_ancestral", ZERO_SNR, "normal", 2),
