@@ -30,11 +30,9 @@ def merged_model(model1: Any, model2: Any, strengths: Strengths) -> tuple[Any]:
     others = model2.get_key_patches(NETWORK)
     check_alike("model", (model1, model2), model1.get_key_patches(NETWORK), others)
     view = model1.clone()
-    alike: dict[tuple[float, float], dict[str, Any]] = {}  # each call lists all keys of the model
     for key, patch in others.items():
-        alike.setdefault(strengths(key), {})[key] = patch
-    for (second, first), patches in alike.items():
-        view.add_patches(patches, second, first)
+        second, first = strengths(key)
+        view.add_patches({key: patch}, second, first)
     return (view,)
 
 

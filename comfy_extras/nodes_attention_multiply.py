@@ -18,14 +18,11 @@ def factor_input(id: str) -> io.Float.Input:
 
 def multiplied(patcher: Any, factor_of: Callable[[str], float | None]) -> Any:
     """A view whose weights are multiplied by a factor for each key; None leaves a weight alone."""
-    keys: dict[float, list[str]] = {}  # by factor, for each call below lists all keys of the model
+    view = patcher.clone()
     for key in patcher.model_state_dict():
         factor = factor_of(key)
         if factor is not None:
-            keys.setdefault(factor, []).append(key)
-    view = patcher.clone()
-    for factor, group in keys.items():
-        view.add_patches(dict.fromkeys(group, (None,)), 0.0, factor)
+            view.add_patches({key: (None,)}, 0.0, factor)
     return view
 
 

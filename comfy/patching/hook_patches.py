@@ -11,6 +11,7 @@ import logging
 import math
 import uuid
 from collections.abc import Callable, Container, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from comfy.patching.attributes import get_key_weight
 from comfy.patching.hook_group import HookGroup, create_transformer_options_from_hooks
 from comfy.patching.hooks import EnumHookMode, EnumHookType
 from comfy.patching.lowvram import INTERMEDIATE_DTYPE, LowVramPatch
+from comfy.patching.recorded_patches import StateDictKeys, record
 from comfy.patching.residence import Residence
 from comfy.patching.wrappers import CallbacksMP
 from comfy.weights import arithmetic, row_blocks
@@ -53,7 +55,7 @@ class HookPatching:
     hook_mode: EnumHookMode
     get_all_callbacks: Callable[[str], list[Callable[..., Any]]]
     get_key_patches: Callable[..., dict[str, list[Any]]]
-    model_state_dict_keys: Callable[[], Any]
+    _without_injections: Callable[[], AbstractContextManager[None]]
     _place: Callable[[str], tuple[nn.Module, str, str]]
 
     def _init_hooks(self) -> None:
@@ -129,17 +131,10 @@ class HookPatching:
         strength_model: float = 1.0,
     ) -> list[Any]:
         """Record a hook's weight patches; arguments and result as in `add_patches`."""
-        known = self.model_state_dict_keys()
         table = self.hook_patches.setdefault(hook.hook_ref, {})
-        taken = []
-        for full_key, change in patches.items():
-            parts = (full_key,) if isinstance(full_key, str) else tuple(full_key)
-            key, offset, function = (*parts, None, None)[:3]
-            if key in known:
-                table.setdefault(key, []).append(
-                    (strength_patch, change, strength_model, offset, function)
-                )
-                taken.append(full_key)
+        with self._without_injections():
+            known = StateDictKeys(self.model)
+            taken = record(table, patches, (strength_patch, strength_model), known)
         self.patches_uuid = uuid.uuid4()
         return taken
 

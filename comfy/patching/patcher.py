@@ -25,6 +25,7 @@ from comfy.patching.equality import same_execution
 from comfy.patching.loading import WeightLoading
 from comfy.patching.lowvram import LowVramPatch
 from comfy.patching.options import OptionSetters, create_model_options_clone
+from comfy.patching.recorded_patches import StateDictKeys, record
 from comfy.patching.wrappers import CallbacksMP, ExtensionPoints, WrappersMP
 
 logger = logging.getLogger(__name__)
@@ -269,14 +270,9 @@ class ModelPatcher(OnBaseModule, OptionSetters, ExtensionPoints, WeightLoading):
         Returns:
             The keys that exist in the model and were recorded.
         """
-        known = self.model_state_dict_keys()
-        taken = []
-        for full_key, change in patches.items():
-            key, offset, function = _split_key(full_key)
-            if key in known:
-                patch = (strength_patch, change, strength_model, offset, function)
-                self.patches.setdefault(key, []).append(patch)
-                taken.append(full_key)
+        with self._without_injections():
+            known = StateDictKeys(self.model)
+            taken = record(self.patches, patches, (strength_patch, strength_model), known)
         self.patches_uuid = uuid.uuid4()
         return taken
 
@@ -334,10 +330,3 @@ class ModelPatcher(OnBaseModule, OptionSetters, ExtensionPoints, WeightLoading):
 def _as_it_is(weight: torch.Tensor, **kwargs: Any) -> torch.Tensor:  # noqa: ARG001
     """The decoder of weights that are not stored encoded."""
     return weight
-
-
-def _split_key(key: Any) -> tuple[str, Any, Any]:
-    """(key, offset, function) of a patch key in any of its forms."""
-    if isinstance(key, str):
-        return key, None, None
-    return key[0], key[1], key[2] if len(key) > 2 else None
