@@ -148,7 +148,8 @@ class SkipLayerGuidanceDiT(io.ComfyNode):
 
 
 class SkipLayerGuidanceDiTSimple(io.ComfyNode):
-    """Makes the negative estimate without some layers: no further model call is needed."""
+    """Makes the negative estimate without some layers: no further estimate is needed, but for
+    NAGuidance."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -186,7 +187,12 @@ class SkipLayerGuidanceDiTSimple(io.ComfyNode):
             sigma, options = facts["sigma"], facts["model_options"]
             if not span.holds(sigma) or len(conds) < 2 or conds[1] is None:
                 return batching.calc_cond_batch(network, conds, x, sigma, options)
-            (positive,) = batching.calc_cond_batch(network, conds[:1], x, sigma, options)
+            if options.get(batching.NEGATIVE_FIRST):
+                # The positive is led by what the whole network makes of the negative (NAG).
+                positive, _ = batching.calc_cond_batch(network, conds, x, sigma, options)
+                options = for_further_estimate(options, "SkipLayerGuidanceDiTSimple")
+            else:
+                (positive,) = batching.calc_cond_batch(network, conds[:1], x, sigma, options)
             _, negative = batching.calc_cond_batch(
                 network, [None, conds[1]], x, sigma, skipping.options(options)
             )

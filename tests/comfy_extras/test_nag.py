@@ -11,7 +11,7 @@ from torch import Tensor
 from comfy.devices import memory
 from comfy.sampling import noise, run, samplers
 from comfy.sampling.step_cache import FURTHER
-from comfy_extras import nodes_nag, nodes_pag, nodes_perpneg, nodes_sag
+from comfy_extras import nodes_nag, nodes_pag, nodes_perpneg, nodes_sag, nodes_slg
 from tests.comfy.sampling.support import patcher
 from tests.comfy_extras.test_model_patches import LATENT, UNetBase, patched, sample, text
 
@@ -199,3 +199,20 @@ def test_nag_beside_other_guidance_is_the_same_however_little_memory_there_is(
     plenty = sample(view, cfg=3.0)
     monkeypatch.setattr(memory, "recent_free_memory", lambda *_: 0.0)
     torch.testing.assert_close(sample(view, cfg=3.0), plenty, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("free", [None, 0.0])
+def test_nag_leads_the_positive_beside_a_negative_without_some_layers(
+    free: float | None, model: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """The UNet has none of these layers, so all but the number of estimates stays as it was."""
+    if free is not None:
+        monkeypatch.setattr(memory, "recent_free_memory", lambda *_: free)
+    led = patched(nodes_nag.NAGuidance, model, 5.0, 0.5, 1.5)
+    simple = nodes_slg.SkipLayerGuidanceDiTSimple
+    for view in (
+        simple.execute(led, 0.0, 1.0, "7", "")[0],
+        patched(nodes_nag.NAGuidance, simple.execute(model, 0.0, 1.0, "7", "")[0], 5.0, 0.5, 1.5),
+    ):
+        torch.testing.assert_close(sample(view, cfg=3.0), sample(led, cfg=3.0), rtol=0, atol=1e-4)
+    assert "normalised attention guidance had no effect" not in caplog.text
