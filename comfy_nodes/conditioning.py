@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from comfy import progress
 from comfy.text_encoders.weighting import INTERPRETATION_TEXT, INTERPRETATIONS
 from comfy_nodes.conditioning_areas import (
     ConditioningSetArea,
@@ -15,6 +17,8 @@ from comfy_nodes.conditioning_areas import (
     ConditioningSetMask,
     ConditioningSetTimestepRange,
 )
+
+logger = logging.getLogger(__name__)
 
 Conditioning = list[list[Any]]
 OWN_INTERPRETATION = "from clip"
@@ -215,13 +219,21 @@ class ConditioningZeroOut:
 
 
 def only_entry(conditioning: Conditioning, name: str) -> tuple[Tensor, dict[str, Any]]:
-    """First entry of a conditioning that a node can use only one of.
+    """First entry of a conditioning that a node can use only one of; others are told of.
 
     Raises:
         ValueError: The conditioning is empty.
     """
     if not conditioning:
         raise ValueError(f"{name} is empty; it must hold at least one entry")
+    if len(conditioning) > 1:
+        progress.warn(
+            logger,
+            "%s holds %d texts, and only the first is used; join this node to each of them and "
+            "combine what comes out",
+            name,
+            len(conditioning),
+        )
     tensor, options = conditioning[0]
     return tensor, options
 

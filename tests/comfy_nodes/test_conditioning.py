@@ -89,6 +89,26 @@ def test_an_empty_conditioning_is_named(conditioning: Any, name: str) -> None:
         getattr(node, node.FUNCTION)(conditioning, [], *more)
 
 
+@pytest.mark.parametrize("name", ["ConditioningAverage", "ConditioningConcat"])
+def test_of_several_texts_the_first_counts_and_that_is_said(
+    conditioning: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("comfy.progress.NOTE_HOOK", said.append)
+    node = nodes.NODE_CLASS_MAPPINGS[name]()
+    more = (0.5,) if name == "ConditioningAverage" else ()
+
+    def made(other: Any) -> Any:
+        return getattr(node, node.FUNCTION)(conditioning, other, *more)[0][0][0]
+
+    first, second = ([torch.full((1, 3, 2), value), {}] for value in (2.0, 5.0))
+    alone = made([first])
+    assert not said
+    assert torch.equal(made([first, second]), alone)
+    assert "conditioning_from holds 2 texts, and only the first is used" in said.pop()
+    assert not said
+
+
 def test_text_without_a_text_encoder_says_what_to_do() -> None:
     with pytest.raises(RuntimeError, match="Load CLIP"):
         nodes.CLIPTextEncode().encode(None, "a cat")
