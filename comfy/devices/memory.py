@@ -228,6 +228,17 @@ def require_room(
         )
 
 
+def require_room_for_pairs(
+    tokens: int, name: str, device: torch.device, dtype: torch.dtype, times: int = 1
+) -> None:
+    """As `require_room`, of numbers for each pair of tokens, which a long text has many of.
+
+    Accelerators refuse by themselves, and what they hold may give way.
+    """
+    if device.type in UNIFIED_KINDS:
+        require_room((times, tokens, tokens), name, device, dtype)
+
+
 def require_capacity(needed: float, name: str, device: torch.device) -> None:
     """Refuse work that would take more main memory than the machine has, swap included.
 

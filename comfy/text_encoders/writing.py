@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from comfy.devices import residency
+from comfy.devices import memory, residency
 from comfy.text_encoders import conversations, generation
 from comfy.text_encoders.generation import Choice
 
@@ -71,7 +71,9 @@ def written(clip: Any, tokens: Mapping[str, Any], choice: Choice, max_length: in
         raise ValueError(f"tokens of {name} were expected, found those of {', '.join(tokens)}")
     chunk = [token for part in tokens[name] for token, *_ in part]
     device = clip.patcher.load_device
-    needed = generation.memory_needed(encoder, length_of(chunk, encoder), max_length, device)
+    length = length_of(chunk, encoder)
+    needed = generation.memory_needed(encoder, length, max_length, device)
+    memory.require_capacity(needed, f"writing {max_length} words behind {length} tokens", device)
     residency.load_models_gpu([clip.patcher], memory_required=needed)
     clip.cond_stage_model.set_clip_options({"execution_device": device})
     ends = conversations.end_ids(tokenizer.tokenizer.get_vocab(), tokenizer.conversation)

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from comfy.devices import memory
+
 PERIOD = 10000.0
+SCORE_COPIES = 5  # of scores, which live at once: those of distances are twice as many
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class DistanceAttention(nn.Module):
 
     def forward(self, x: Tensor, waves: Tensor) -> Tensor:
         """Tokens ``[B, L, D]`` and the waves of their distances ``[2 L - 1, D]``."""
+        copies = SCORE_COPIES * self.heads
+        memory.require_room_for_pairs(x.shape[1], "the lyrics", x.device, x.dtype, copies)
         q, k, v = (self._by_head(part(x)) for part in (self.linear_q, self.linear_k, self.linear_v))
         apart = self._by_head(self.linear_pos(waves))
         said = (q + self.pos_bias_u.to(q)[:, None]) @ k.transpose(-2, -1)

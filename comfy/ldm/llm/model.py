@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from comfy import ops
+from comfy.devices import memory
 from comfy.ldm.common_dit import rms_norm
 from comfy.ldm.llm.cache import KeyValueCache, LayerCache
 from comfy.ldm.llm.config import LLMConfig as LLMConfig
@@ -24,6 +25,7 @@ from comfy.nn import attention
 from comfy.ops.cast import cast_bias_weight, uncast_bias_weight
 
 Intermediate = int | str | Sequence[int] | None
+MASK_COPIES = 2  # of a mask, which live at once while it is made
 
 
 class RMSNorm(nn.Module):
@@ -302,6 +304,7 @@ def _mask(x: Tensor, attention_mask: Tensor | None, window: int = 0) -> Tensor:
     what was before a window of the latest tokens (0: all).
     """
     length = x.shape[1]
+    memory.require_room_for_pairs(length, "the mask of a text", x.device, x.dtype, MASK_COPIES)
     later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
     hidden = later[None, None]
     if 0 < window < length:
@@ -321,8 +324,10 @@ def _mask_behind(
     length = x.shape[1]
     if length == 1 and (not window or past < window):
         return None
-    own = torch.arange(past, past + length, device=x.device)[:, None]
-    seen = torch.arange(past + length, device=x.device)[None]
+    whole = past + length
+    memory.require_room_for_pairs(whole, "the mask of a text", x.device, x.dtype, MASK_COPIES)
+    own = torch.arange(past, whole, device=x.device)[:, None]
+    seen = torch.arange(whole, device=x.device)[None]
     hidden = seen > own
     if window:
         hidden = hidden | (seen <= own - window)

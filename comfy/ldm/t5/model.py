@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comfy import ops
+from comfy.devices import memory
 from comfy.ldm.clip.text import tanh_gelu
 from comfy.ldm.common_dit import rms_norm
 from comfy.nn import attention
@@ -25,6 +26,7 @@ from comfy.nn.config import NetworkConfig
 
 BUCKETS, FARTHEST = 32, 128  # kinds of distance, and the distance from which all are one kind
 NORM_EPS = 1e-6
+BIAS_COPIES = 3  # of a bias, which live at once while it is made and masked
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": tanh_gelu,
     "relu": F.relu,
@@ -125,6 +127,9 @@ class T5Attention(nn.Module):
 
     def compute_bias(self, length: int, like: Tensor) -> Tensor:
         """Bias ``[1, heads, L, L]`` of each pair of positions."""
+        memory.require_room_for_pairs(
+            length, "the bias of a text", like.device, like.dtype, BIAS_COPIES * self.num_heads
+        )
         places = torch.arange(length, device=like.device)
         buckets = distance_buckets(places[None] - places[:, None])
         assert self.relative_attention_bias is not None

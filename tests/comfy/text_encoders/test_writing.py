@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from comfy import interrupt, progress, text_loading
-from comfy.devices import residency
+from comfy.devices import memory, residency
 from comfy.ldm.llm.qwen_vl import QwenVL
 from comfy.ops import manual_cast
 from comfy.text_encoders import conversations, generation
@@ -238,6 +238,12 @@ def test_a_device_that_holds_a_part_of_the_weights_writes_the_same(folder: Path)
         accelerator.set_capacity(int(whole - 0.4 * size), 0)
         assert said(clip, "a cat", 8, **GREEDY) == expected
         assert 0 < clip.patcher.loaded_size() < size
+
+
+def test_more_words_than_the_machine_can_hold_are_refused(folder: Path) -> None:
+    clip = loaded(folder, "qwen3")
+    with pytest.raises(memory.NotEnoughMemory, match="writing 1000000000 words behind 5 tokens"):
+        said(clip, "a cat", 10**9)
 
 
 def test_what_only_writing_needs_gives_way_first(folder: Path) -> None:
