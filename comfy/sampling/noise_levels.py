@@ -284,6 +284,12 @@ class ModelSamplingFlux(NoiseLevels):
         return flux_time_shift(self.shift, 1.0, 1.0 - percent)
 
 
+def _sigmoid_of_each(values: Tensor) -> Tensor:
+    """As if each value came alone: of many in a row, one in thirty is rounded the other way."""
+    apart = torch.stack((values, values), dim=-1)[..., 0]  # not in a row
+    return apart.sigmoid()
+
+
 class StableCascadeSampling(ModelSamplingDiscrete):
     """A continuous cosine schedule with a resolution shift (Pernias et al. 2023)."""
 
@@ -306,7 +312,7 @@ class StableCascadeSampling(ModelSamplingDiscrete):
         if self.shift != 1.0:
             # All in single precision, as pictures were made.
             moved = 2 * torch.log(1 / torch.tensor(self.shift, dtype=torch.float32))
-            alpha_bar = ((alpha_bar / (1 - alpha_bar)).log() + moved).sigmoid()
+            alpha_bar = _sigmoid_of_each((alpha_bar / (1 - alpha_bar)).log() + moved)
         alpha_bar = alpha_bar.clamp(0.0001, 0.9999)
         return ((1 - alpha_bar) / alpha_bar) ** 0.5
 

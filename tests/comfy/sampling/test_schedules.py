@@ -182,3 +182,14 @@ def _number(text: str) -> int | None:
 def test_a_rho_beyond_the_numbers_is_refused_with_its_value() -> None:
     with pytest.raises(ValueError, match=r"rho: expected one .* found 0\.001; 7 is usual"):
         schedules.get_sigmas_karras(5, 0.03, 14.6, 0.001)
+
+
+@pytest.mark.parametrize("kind", ["stable_cascade_shift1", "stable_cascade_shift2"])
+def test_the_levels_of_stable_cascade_are_those_that_come_one_at_a_time(
+    samplings: dict[str, Any], kind: str
+) -> None:
+    """As its tables were filled for pictures: rounding differs between one value and many."""
+    sampling = samplings[kind]
+    steps = range(7, 10_000, 19)
+    alone = torch.stack([sampling.sigma(torch.tensor((step + 1) / 10_000)) for step in steps])
+    torch.testing.assert_close(sampling.sigmas[7::19], alone, rtol=0, atol=0)
