@@ -20,7 +20,8 @@ from comfy.ldm.hunyuan3d.model import Hunyuan3Dv2 as Network
 from comfy.ldm.hunyuan3dv2_1.hunyuandit import HunYuanDiTPlain
 
 MARK = "latent_in.weight"
-PLAIN_MARKS = ("t_embedder.mlp.2.weight", "blocks.0.attn1.q_norm.weight")  # of 2.1
+PLAIN_HEAD = "blocks.0.attn1.q_norm.weight"
+PLAIN_MARKS = ("t_embedder.mlp.2.weight", "blocks.0.attn1.to_q.weight", PLAIN_HEAD)  # of 2.1
 EXPERTS = 8  # where no layer has any
 USUAL_GUIDANCE = 5.0  # where the conditioning says nothing
 
@@ -66,11 +67,11 @@ def read_hunyuan3d21_config(
         return None
     shapes = Shapes(state_dict, prefix, "Hunyuan3D 2.1")
     width, channels = shapes["x_embedder.weight"]
-    head = shapes[PLAIN_MARKS[1]][0]
+    head = shapes[PLAIN_HEAD][0]
     if width % head or "t_embedder.cond_proj.weight" in shapes:
         raise BrokenModelError(
             f"{prefix}x_embedder.weight makes {width} channels in heads of {head} "
-            f"({prefix}{PLAIN_MARKS[1]}), which must divide them, and {prefix}t_embedder takes "
+            f"({prefix}{PLAIN_HEAD}), which must divide them, and {prefix}t_embedder takes "
             "nothing but the time; this network does not fit"
         )
     depth = shapes.count("blocks.")

@@ -50,6 +50,18 @@ def test_every_recorded_network_is_claimed_by_its_family_or_by_none(
     assert claimed == expected
 
 
+def test_one_layout_alone_takes_a_recorded_network_for_its_own(
+    golden_folder: Path, golden_json: Callable[[str], Any]
+) -> None:
+    layouts = dict.fromkeys(family.read_config for family in MODEL_FAMILIES)
+    recorded = key_shapes.recorded(golden_folder)["nets"]
+    claims = {}
+    for name in all_variants(golden_json).keys() & recorded.keys():
+        state_dict = key_shapes.network(golden_folder, name, PREFIX)
+        claims[name] = sum(layout(state_dict, PREFIX) is not None for layout in layouts)
+    assert {name: count for name, count in claims.items() if count != 1} == {}
+
+
 def test_families_have_the_recorded_facts(golden_json: Callable[[str], Any]) -> None:
     rows = class_table(golden_json)
     for family in MODEL_FAMILIES:
