@@ -135,7 +135,8 @@ def question_tokens(pieces: Any, conversation: Conversation, question: Question)
         pieces: Called with text, it gives ids, and ``.pieces`` is the vocabulary behind it.
 
     Raises:
-        ValueError: There are pictures, but the model sees none, or the text has no place for them.
+        ValueError: There are pictures, but the model sees none, or the text has no place for them;
+            or there is nothing to continue.
     """
     text, count = question.text, len(question.images)
     if count and conversation.picture is None:
@@ -159,6 +160,11 @@ def question_tokens(pieces: Any, conversation: Conversation, question: Question)
     for image, part in zip(question.images, parts[1:]):
         tokens.append({"type": IMAGE, "data": image, "original_type": IMAGE})
         tokens += pieces(part)["input_ids"][start:]
+    if not tokens:
+        raise ValueError(
+            "prompt: it is empty, and this model has no token that begins a text; write what is to "
+            "be continued, or switch use_default_template on"
+        )
     return [(token, 1.0) for token in tokens]
 
 

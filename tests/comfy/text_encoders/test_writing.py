@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from comfy import interrupt, progress, text_loading
-from comfy.devices import memory, residency
+from comfy.devices import accelerators, memory, residency
 from comfy.ldm.llm.qwen_vl import QwenVL
 from comfy.ops import manual_cast
 from comfy.text_encoders import conversations, generation
@@ -76,6 +76,7 @@ def said(clip: CLIP, text: str, length: int = 24, **options: Any) -> list[int]:
 
 
 GREEDY = {"do_sample": False}
+CPU = torch.device("cpu")
 
 
 def test_a_question_stands_in_the_conversation_of_its_model() -> None:
@@ -185,6 +186,13 @@ def test_pictures_are_refused_where_none_are_seen(folder: Path) -> None:
         seeing.tokenize("<|image_pad|>", image=torch.zeros(2, 56, 56, 3), skip_template=True)
 
 
+def test_nothing_cannot_be_continued(folder: Path) -> None:
+    clip = loaded(folder, "qwen3")
+    with pytest.raises(ValueError, match=r"prompt: it is empty.*switch use_default_template on"):
+        clip.tokenize("", skip_template=True)
+    assert clip.tokenize("", skip_template=False)["qwen3_4b"][0]
+
+
 def test_progress_counts_words_and_cancelling_takes_effect_at_the_next(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +213,9 @@ def test_progress_counts_words_and_cancelling_takes_effect_at_the_next(
     assert seen[-1] == (5, 20)
 
 
-def test_weights_of_few_bits_write(folder: Path, tmp_path: Path) -> None:
+def test_weights_of_few_bits_write(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pieces_file(tmp_path)
     names = {
         "model.embed_tokens": "token_embd", "model.norm": "output_norm",
@@ -226,6 +236,9 @@ def test_weights_of_few_bits_write(folder: Path, tmp_path: Path) -> None:
     few = text_loading.load_clip([str(path)])
     said_by_few, said_by_all = said(few, "a", 4, **GREEDY), said(loaded(folder, "qwen3"), "a", 4)
     assert len(said_by_few) == len(said_by_all) == 4
+    monkeypatch.setattr(accelerators, "cpu_multiplies_bf16", lambda: True)
+    network = few.cond_stage_model.qwen3_4b.transformer
+    assert generation.computing_dtype(network, CPU) == torch.bfloat16
 
 
 def test_a_device_that_holds_a_part_of_the_weights_writes_the_same(folder: Path) -> None:
