@@ -4,6 +4,7 @@
 import comfy.utils  # packs reach the helpers through this module, too
 from comfy.public import write_through
 from comfy.sampling.conditioning import convert_cond
+from comfy.sampling.hooked import get_hooks_from_cond
 from comfy.sampling.masks import prepare_mask
 from comfy.sampling.preparation import (
     cast_to_load_options,

@@ -19,6 +19,8 @@ from comfy.sampling.conditioning import (
     resolve_areas_and_cond_masks_multidim,
 )
 from comfy.sampling.guidance import CFGGuider, cfg_function, sampling_function
+from comfy.sampling.hooked import drop_unregistered as filter_registered_hooks_on_conds
+from comfy.sampling.hooked import share_control_hooks as preprocess_conds_hooks
 from comfy.sampling.jobs import (
     can_concat_cond,
     cond_cat,
@@ -28,6 +30,7 @@ from comfy.sampling.jobs import (
 from comfy.sampling.masks import get_mask_aabb
 from comfy.sampling.samplers import (
     KSAMPLER,
+    KSAMPLER_NAMES,
     SAMPLER_NAMES,
     KSampler,
     KSamplerX0Inpaint,
@@ -51,6 +54,7 @@ from comfy.sampling.schedules import (
 
 write_through(
     __name__,
+    KSAMPLER_NAMES="comfy.sampling.samplers",
     SAMPLER_NAMES="comfy.sampling.samplers",
     SCHEDULER_HANDLERS="comfy.sampling.schedules",
     SCHEDULER_NAMES="comfy.sampling.schedules",

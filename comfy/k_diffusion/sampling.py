@@ -15,7 +15,13 @@ from comfy.sampling.schedule_curves import (
     get_sigmas_vp,
 )
 from comfy.sampling.schedules import append_zero, get_sigmas_exponential, get_sigmas_karras
-from comfy.sampling.solvers.adams import sample_deis, sample_ipndm, sample_ipndm_v, sample_lms
+from comfy.sampling.solvers.adams import (
+    linear_multistep_coeff,
+    sample_deis,
+    sample_ipndm,
+    sample_ipndm_v,
+    sample_lms,
+)
 from comfy.sampling.solvers.dpm_solver import (
     DPMSolver,
     sample_dpm_adaptive,
@@ -70,6 +76,8 @@ from comfy.sampling.solvers.seeds import (
 from comfy.sampling.solvers.step_size import PIDStepSizeController
 from comfy.sampling.solvers.tensor_forms import (
     append_dims,
+    ei_h_phi_1,
+    ei_h_phi_2,
     get_ancestral_step,
     half_log_snr_to_sigma,
     offset_first_sigma_for_snr,

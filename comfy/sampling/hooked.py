@@ -6,7 +6,7 @@ Control nets may carry hooks too; these count for the entries that use the contr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from comfy.patching.hook_group import HookGroup
@@ -50,14 +50,18 @@ def share_control_hooks(conds: CondLists) -> None:
             entry["hooks"] = combined[key]
 
 
-def collect_hooks(conds: CondLists) -> HookGroup:
-    """All hooks that entries or their control nets carry, each once."""
-    found = HookGroup()
-    for entry in _entries(conds):
+def get_hooks_from_cond(cond: Iterable[dict[str, Any]], full_hooks: HookGroup) -> HookGroup:
+    """Add to a group all hooks that a list's entries or their control nets carry, each once."""
+    for entry in cond:
         for group in [entry.get("hooks"), *_control_groups(entry)]:
             for hook in group.hooks if group is not None else ():
-                found.add(hook)
-    return found
+                full_hooks.add(hook)
+    return full_hooks
+
+
+def collect_hooks(conds: CondLists) -> HookGroup:
+    """All hooks of all lists, each once."""
+    return get_hooks_from_cond(_entries(conds), HookGroup())
 
 
 def hook_models(conds: CondLists) -> list[Any]:

@@ -208,6 +208,10 @@ def sample(
 
 
 SAMPLER_NAMES: list[str] = list(solvers.MENU_NAMES)
+# Those that are functions `sample_<name>` of the public module of solvers; packs make menus of it.
+KSAMPLER_NAMES: list[str] = [
+    name for name in SAMPLER_NAMES if name not in ("ddim", "uni_pc", "uni_pc_bh2")
+]
 
 
 class KSampler:

@@ -70,6 +70,22 @@ def _newest(levels: Sequence[float] | np.ndarray, step: int, count: int) -> list
     return [levels[step - back] for back in range(min(count, step + 1))]
 
 
+def linear_multistep_coeff(order: int, t: Sequence[float] | np.ndarray, i: int, j: int) -> float:
+    """Weight of one of the latest slopes in step i of Adams-Bashforth; `sample_lms` takes all.
+
+    Args:
+        order: How many slopes the step takes.
+        t: Levels of the run.
+        i: The step, from t[i] to t[i + 1].
+        j: Which slope, 0 for the newest.
+    Raises:
+        ValueError: So many slopes do not exist yet.
+    """
+    if order > i + 1:
+        raise ValueError(f"order {order} needs {order} slopes, and step {i} has {i + 1}")
+    return lagrange.integrals(_newest(t, i, order), t[i], t[i + 1])[j]
+
+
 @torch.no_grad()
 def sample_lms(
     model: Denoiser,

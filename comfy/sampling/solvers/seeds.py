@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from comfy.sampling.noise import NoiseSampler
-from comfy.sampling.solvers.tensor_forms import half_log_snr_to_sigma, sigma_to_half_log_snr
+from comfy.sampling.solvers.tensor_forms import (
+    ei_h_phi_1,
+    ei_h_phi_2,
+    half_log_snr_to_sigma,
+    sigma_to_half_log_snr,
+)
 from comfy.sampling.solvers.trajectory import Denoiser, StepCallback, Trajectory
-
-
-def _h_phi_2(h: Tensor) -> Tensor:
-    """h * phi_2(h) = (e^h - 1 - h) / h."""
-    return (h.expm1() - h) / h
 
 
 class _Stage:
@@ -136,7 +136,7 @@ def sample_seeds_2(
     stages = _Stages(run, (r,), eta, s_noise)
     h = -stages.h_eta
     first: list[float] = (r * h).expm1().tolist()
-    second = h.expm1() / (2 * r) if solver_type == "phi_1" else _h_phi_2(h) / r
+    second = ei_h_phi_1(h) / (2 * r) if solver_type == "phi_1" else ei_h_phi_2(h) / r
     shares: tuple[list[float], list[float]] = ((h.expm1() - second).tolist(), second.tolist())
     for sigma, sigma_next in run:
         denoised = run.denoise(x, sigma)
@@ -205,7 +205,7 @@ def sample_seeds_3(
     run.use_noise(x, noise_sampler)
     stages = _Stages(run, (r_1, r_2), eta, s_noise)
     h = -stages.h_eta
-    second, third = r_2 / r_1 * _h_phi_2(r_2 * h), _h_phi_2(h) / r_2
+    second, third = r_2 / r_1 * ei_h_phi_2(r_2 * h), ei_h_phi_2(h) / r_2
     to_1: list[float] = (r_1 * h).expm1().tolist()
     to_2: list[list[float]] = [((r_2 * h).expm1() - second).tolist(), second.tolist()]
     to_end: list[list[float]] = [(h.expm1() - third).tolist(), third.tolist()]

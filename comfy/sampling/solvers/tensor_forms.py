@@ -36,6 +36,16 @@ def get_ancestral_step(sigma_from: Any, sigma_to: Any, eta: float = 1.0) -> tupl
     return (target**2 - sigma_up**2).clamp(min=0).sqrt(), sigma_up
 
 
+def ei_h_phi_1(h: Tensor) -> Tensor:
+    """h * phi_1(h) = e^h - 1, the weight of a constant in exponential integrators."""
+    return h.expm1()
+
+
+def ei_h_phi_2(h: Tensor) -> Tensor:
+    """h * phi_2(h) = (e^h - 1 - h) / h, that of a slope."""
+    return (h.expm1() - h) / h
+
+
 def sigma_to_half_log_snr(sigma: Tensor, model_sampling: Any) -> Tensor:
     """lambda = log(alpha / sigma) of levels of a model."""
     if isinstance(model_sampling, CONST):

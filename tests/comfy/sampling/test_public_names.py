@@ -11,11 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import comfy.extra_samplers.uni_pc
 import comfy.model_sampling
 import comfy.sample
 import comfy.sampler_helpers
 import comfy.samplers
 from comfy.k_diffusion import sampling as k_diffusion
+from comfy.patching.hook_group import HookGroup
+from comfy.patching.hooks import WeightHook
 from comfy.sampling import conditioning as conditioning_module
 from comfy.sampling import (
     guidance,
@@ -174,3 +177,64 @@ def test_tensor_helpers_accept_tensors() -> None:
     x = torch.ones(2, 4, 3, 3)
     slope = k_diffusion.to_d(x, torch.tensor([2.0, 4.0]), torch.zeros_like(x))
     assert slope[:, 0, 0, 0].tolist() == [0.5, 0.25]
+
+
+def test_names_of_the_menu_that_are_functions_of_the_public_module() -> None:
+    names = comfy.samplers.KSAMPLER_NAMES
+    assert [*names, "ddim", "uni_pc", "uni_pc_bh2"] == comfy.samplers.SAMPLER_NAMES
+    assert all(hasattr(k_diffusion, f"sample_{name}") for name in names)
+
+
+def test_weights_of_integrators_are_those_of_polynomials_under_their_names() -> None:
+    h = torch.tensor([-2.0, -0.3, 0.5], dtype=torch.float64)
+    parts = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
+    grown = torch.exp(h[:, None] * (1 - parts))
+    torch.testing.assert_close(k_diffusion.ei_h_phi_1(h), h * grown.mean(1), rtol=1e-6, atol=0)
+    slope = h * (grown * parts).mean(1)
+    torch.testing.assert_close(k_diffusion.ei_h_phi_2(h), slope, rtol=1e-6, atol=0)
+    levels = [9.0, 5.0, 2.0, 0.5]
+    made = [k_diffusion.linear_multistep_coeff(3, levels, 2, j) for j in range(3)]
+    for power in range(3):  # exact for slopes that are polynomials of the level
+        integral = (levels[3] ** (power + 1) - levels[2] ** (power + 1)) / (power + 1)
+        found = sum(weight * levels[2 - j] ** power for j, weight in enumerate(made))
+        assert found == pytest.approx(integral, rel=1e-9)
+    with pytest.raises(ValueError, match="order 3 needs 3 slopes, and step 1 has 2"):
+        k_diffusion.linear_multistep_coeff(3, levels, 1, 0)
+
+
+@pytest.mark.parametrize("variant", ["bh1", "bh2"])
+def test_unipc_is_called_under_its_public_name_as_the_menu_calls_it(variant: str) -> None:
+    def chosen(model: Any, noise: Tensor, sigmas: Tensor, **given: Any) -> Tensor:
+        made: Tensor = comfy.extra_samplers.uni_pc.sample_unipc(
+            model, noise, sigmas, given["extra_args"], given["callback"], given["disable"], variant
+        )
+        return made
+
+    menu = run_once("uni_pc" if variant == "bh1" else "uni_pc_bh2")
+    latent, model = torch.zeros(1, 4, 8, 8), patcher(ClosedFormModel())
+    levels = comfy.samplers.KSampler(model, 2, None, "uni_pc", "normal").sigmas
+    made = comfy.sample.sample_custom(
+        model, noise.prepare_noise(latent, 1), 2.0, comfy.samplers.KSAMPLER(chosen), levels,
+        conditioning(POSITIVE), conditioning(NEGATIVE), latent, disable_pbar=True, seed=1,
+    )  # fmt: skip
+    assert torch.equal(made, menu)
+
+
+def test_hooks_of_lists_are_found_shared_and_dropped_under_public_names() -> None:
+    kept, refused = WeightHook(), WeightHook()
+    group = HookGroup()
+    for hook in (kept, refused):
+        group.add(hook)
+    conds: Any = {"positive": [{"hooks": group}], "negative": [{"hooks": group}, {}]}
+    comfy.samplers.preprocess_conds_hooks(conds)
+    found = comfy.sampler_helpers.get_hooks_from_cond(conds["negative"], HookGroup())
+    assert found.hooks == [kept, refused]
+    registered = HookGroup()
+    registered.add(kept)
+    comfy.samplers.filter_registered_hooks_on_conds(conds, {"registered_hooks": registered})
+    left = [entry.get("hooks") for entries in conds.values() for entry in entries]
+    assert left[0] is left[1]
+    assert left[0].hooks == [kept]
+    assert left[2] is None
+    comfy.samplers.filter_registered_hooks_on_conds(conds, {})
+    assert not any("hooks" in entry for entries in conds.values() for entry in entries)

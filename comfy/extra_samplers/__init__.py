@@ -1,0 +1,1 @@
+"""The public place of solvers that are not in `comfy.k_diffusion`."""
