@@ -13,6 +13,7 @@ PLAIN = "#8c8c8c"  # of a box without colours
 EMPTY = "#1a1a1a"  # canvas without a picture
 DIMMED = 0.75  # share of black over the picture
 VEIL = 34  # of 255: opacity of a box
+SMALLEST_LETTERS = 10  # pixels
 LETTERS = 64  # of the shorter side: its letters are that much smaller
 
 
@@ -24,39 +25,57 @@ def drawn(
     if background is not None:
         stretched = background.convert("RGB").resize((width, height))
         canvas = Image.blend(stretched, Image.new("RGB", (width, height)), DIMMED)
-    size = max(10, min(width, height) // LETTERS)
+    size = max(SMALLEST_LETTERS, min(width, height) // LETTERS)
     font = ImageFont.load_default(size)
     for number, box in enumerate(boxes, 1):
-        if box.width > 0 and box.height > 0:
+        # Of a side that ends far away, a canvas's length beyond the canvas is enough.
+        xs = [min(max(x, -width), 2 * width) for x in (box.x, box.x + box.width)]
+        ys = [min(max(y, -height), 2 * height) for y in (box.y, box.y + box.height)]
+        left, top, right, bottom = (
+            max(xs[0], 0),
+            max(ys[0], 0),
+            min(xs[1], width),
+            min(ys[1], height),
+        )
+        if left < right and top < bottom:
             # Drawn apart and pasted: nothing of a box leaves it.
-            visible = canvas.crop((box.x, box.y, box.x + box.width, box.y + box.height))
-            _fill(visible, box, f"{number:02}", font, size)
-            canvas.paste(visible, (box.x, box.y))
+            visible = canvas.crop((left, top, right, bottom))
+            place = (xs[0] - left, ys[0] - top, xs[1] - left, ys[1] - top)
+            _fill(visible, box, place, f"{number:02}", font)
+            canvas.paste(visible, (left, top))
     return canvas
 
 
 def _fill(
     picture: Image.Image,
     box: Box,
+    place: tuple[int, int, int, int],
     tag: str,
     font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
-    size: int,
 ) -> None:
+    """Draws a box on the part of it that is seen.
+
+    Args:
+        place: Left, top, right and bottom of the whole box, in pixels of the picture.
+    """
+    size = getattr(font, "size", SMALLEST_LETTERS)
     colours = [_opaque(colour) for colour in box.palette] or [_opaque(PLAIN)]
-    first, (width, height) = colours[0], picture.size
+    first, (x, y, right, bottom) = colours[0], place
+    width = right - x
     draw = ImageDraw.Draw(picture, "RGBA")
-    draw.rectangle((0, 0, width - 1, height - 1), (*first, VEIL), first, max(1, size // 8))
+    draw.rectangle((x, y, right - 1, bottom - 1), (*first, VEIL), first, max(1, size // 8))
     if box.palette:
-        edges = [round(width * n / len(colours)) for n in range(len(colours) + 1)]
-        for colour, left, right in zip(colours, edges, edges[1:]):
-            draw.rectangle((left, 0, right, size // 2), colour)
+        edges = [x + round(width * n / len(colours)) for n in range(len(colours) + 1)]
+        for colour, start, end in zip(colours, edges, edges[1:]):
+            draw.rectangle((start, y, end, y + size // 2), colour)
     words = f'"{box.text}" {box.desc}' if box.kind == "text" and box.text else box.desc
     columns = max(1, round(width / (size * 0.55)))
     lines = [row for line in words.splitlines() for row in textwrap.wrap(line, columns)]
-    draw.multiline_text((size // 2, size * 2), "\n".join(lines), "#ffffff", font)
-    draw.rectangle((0, 0, round(size * 1.8), round(size * 1.4)), first)
+    seen = lines[: (bottom - y) // size + 1]
+    draw.multiline_text((x + size // 2, y + size * 2), "\n".join(seen), "#ffffff", font)
+    draw.rectangle((x, y, x + round(size * 1.8), y + round(size * 1.4)), first)
     dark = sum(first) < 3 * 128
-    draw.text((size // 3, size // 6), tag, "#ffffff" if dark else "#000000", font)
+    draw.text((x + size // 3, y + size // 6), tag, "#ffffff" if dark else "#000000", font)
 
 
 def _opaque(colour: str) -> tuple[int, int, int]:

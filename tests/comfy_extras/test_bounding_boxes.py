@@ -106,3 +106,15 @@ def test_a_box_beyond_the_canvas_is_drawn_as_far_as_it_is_on_it() -> None:
     picture, _, elements = made([box, {**THING, "width": 0}]).args
     assert picture.shape == (1, 256, 512, 3)
     assert elements[0]["bbox"] == [0, 977, 422, 1000]
+
+
+@pytest.mark.parametrize("far", [10**6, 10**9 - 1000])
+def test_a_box_that_ends_far_away_is_drawn_like_one_that_ends_near(far: int) -> None:
+    """It takes neither its size in memory nor its length in time."""
+    near, distant = (
+        made([{"x": 100, "y": 50, "width": size, "height": size}]).args[0] for size in (1200, far)
+    )
+    assert torch.equal(near, distant)
+    around = made([{"x": -far, "y": -far, "width": far + 600, "height": far + 600}]).args[0]
+    assert around.unique().numel() == 1
+    assert not torch.equal(around, made([]).args[0])
