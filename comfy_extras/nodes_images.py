@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -66,7 +69,14 @@ class ImageCropV2(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, image: Tensor, crop_region: dict[str, int]) -> io.NodeOutput:
+    def execute(cls, image: Tensor, crop_region: Any) -> io.NodeOutput:
+        if isinstance(crop_region, list) and len(crop_region) == 1:
+            crop_region = crop_region[0]  # as nodes hand on boxes of which there may be several
+        if not isinstance(crop_region, Mapping):
+            raise ValueError(
+                "crop_region: expected one rectangle with x, y, width and height, found "
+                f"{crop_region!r:.100}"
+            )
         for name, least in (("x", 0), ("y", 0), ("width", 1), ("height", 1)):
             value = crop_region.get(name)
             if not isinstance(value, int) or value < least:

@@ -105,6 +105,15 @@ def test_a_drawn_rectangle_is_cut_out(
     assert torch.equal(made, picture[:, slice(*rows), slice(*columns)])
 
 
+def test_one_box_of_a_list_is_cut_out_and_what_is_none_is_named() -> None:
+    picture = torch.arange(4 * 8 * 3.0).reshape(1, 4, 8, 3)
+    region = PrimitiveBoundingBox.execute(2, 1, 3, 2)[0]
+    assert torch.equal(ImageCropV2.execute(picture, [region])[0], picture[:, 1:3, 2:5])
+    for wrong in ([], [region, region], None, "2"):
+        with pytest.raises(ValueError, match="crop_region: expected one rectangle"):
+            ImageCropV2.execute(picture, wrong)
+
+
 @pytest.mark.parametrize("wrong", [{"x": -1}, {"width": 0}, {"height": None}, {"y": "2"}])
 def test_what_is_no_rectangle_is_named(wrong: dict[str, Any]) -> None:
     region = {"x": 0, "y": 0, "width": 2, "height": 2} | wrong
