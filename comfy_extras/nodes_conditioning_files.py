@@ -21,23 +21,26 @@ from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
 
 MAIN, HEADER, FOLDER = "conditioning", "conditioning_options", "embeddings"
-NUMBERED = re.compile(r"(.+)\.(\d+)")
+PLAIN = (bool, int, float, str)  # what goes into the header
+NUMBERED = re.compile(r"(.+)\.(\d{1,9})", re.ASCII)
 
 
 def parted(options: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Options that go into a file as tensors, and those that go into its header.
 
     Raises:
-        ValueError: One is neither.
+        ValueError: One is neither, or has the name of the tensor that is guided by.
     """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
     for name, value in options.items():
+        if name == MAIN:
+            raise ValueError(f"conditioning: its option {name!r} would take the place of the text")
         if isinstance(value, Tensor):
             tensors[name] = value
         elif isinstance(value, list | tuple) and all(isinstance(part, Tensor) for part in value):
             tensors |= {f"{name}.{number}": part for number, part in enumerate(value)}
-        elif isinstance(value, bool | int | float | str):
+        elif isinstance(value, PLAIN):
             plain[name] = value
         elif value is not None:
             raise ValueError(
@@ -135,12 +138,12 @@ def _plain(header: Mapping[str, str] | None, file: str) -> dict[str, Any]:
     text = (header or {}).get(HEADER, "{}")
     try:
         options = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         options = None
-    if not isinstance(options, dict):
+    if not isinstance(options, dict) or not all(isinstance(v, PLAIN) for v in options.values()):
         raise ValueError(
-            f"conditioning_name: {file}: expected a JSON object in the header's {HEADER!r}, found "
-            f"{text!r:.100}"
+            f"conditioning_name: {file}: expected a JSON object of numbers, switches and "
+            f"texts in the header's {HEADER!r}, found {text!r:.100}"
         )
     return options
 

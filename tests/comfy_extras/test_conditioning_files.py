@@ -65,6 +65,7 @@ def test_any_file_with_a_conditioning_is_read(folder: Path) -> None:
         ([[torch.ones(1, 2, 4), {}]] * 2, "expected one entry, found 2"),
         ([], "expected one entry, found 0"),
         ([[torch.ones(1, 2, 4), {"control": object()}]], "'control' cannot be saved.*found object"),
+        ([[torch.ones(1, 2, 4), {"conditioning": torch.ones(1)}]], "would take the place"),
         ([[torch.ones(1, 2, 4), {"area": [1, 2]}]], "'area' cannot be saved.*found list"),
     ],
 )
@@ -85,6 +86,7 @@ def test_what_no_file_can_hold_is_named(folder: Path, given: Any, reason: str) -
         ({"conditioning": torch.ones(4)}, None, r"expected a tensor.*found \(4,\)"),
         ({"conditioning": torch.ones(1, 2, 4)}, "[1]", "expected a JSON object.*found '\\[1\\]'"),
         ({"conditioning": torch.ones(1, 2, 4)}, "{", "expected a JSON object"),
+        ({"conditioning": torch.ones(1, 2, 4)}, '{"hooks": {}}', "of numbers, switches and texts"),
     ],
 )
 def test_a_file_without_a_conditioning_is_named(
