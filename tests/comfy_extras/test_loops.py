@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from comfy.interrupt import Interrupt
 from comfy_api.latest import io
-from comfy_execution.executor import PromptExecutor
+from comfy_execution.caching import CacheType, make_cache
+from comfy_execution.executor import ExecutorOptions, PromptExecutor
 from comfy_execution.registry import NodeRegistry
 from comfy_extras import nodes_lists, nodes_loops, nodes_math, nodes_primitive, nodes_string
 
@@ -262,3 +264,35 @@ def test_a_loop_that_makes_no_sense_is_named(change: Graph, reason: str) -> None
 
 def test_many_rounds_are_run_one_by_one() -> None:
     assert shown(doubling(num_iterations=300)) == [str(3 << 300)]
+
+
+@pytest.mark.parametrize("policy", CacheType)
+def test_rounds_come_out_whatever_results_are_kept(policy: CacheType) -> None:
+    cache = make_cache(policy, lru_size=1, free_bytes=lambda: 0)
+    executor = PromptExecutor(NodeRegistry(NODES), Sink(), options=ExecutorOptions(cache=cache))
+    for _ in range(2):
+        assert shown(doubling(num_iterations=20), executor) == [str(3 << 20)]
+        expected = ["00", "01", "10", "11", "20", "21"]
+        assert shown(nested(parent=["outer", 0]), executor) == expected
+
+
+def test_a_loop_ends_where_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt = Interrupt()
+
+    def hand_on(cls: type[Noted], value: Any) -> io.NodeOutput:
+        del cls
+        calls.append(value)
+        if value == 2:
+            interrupt.set()
+        return io.NodeOutput(value)
+
+    monkeypatch.setattr(Noted, "execute", classmethod(hand_on))
+    graph = counting(0, num_iterations=300)
+    graph["noted"] = ("Noted", {"value": ["start", 0]})
+    graph["end"][1]["output_value"] = ["noted", 0]
+    executor = PromptExecutor(NodeRegistry(NODES), Sink(), interrupt)
+    ran(graph, executor)
+    assert executor.status_messages[-1][0] == "execution_interrupted"
+    assert calls == [0, 1, 2]
+    graph["start"][1]["mode.num_iterations"] = 2
+    assert shown(graph, executor) == ["0", "1"]
