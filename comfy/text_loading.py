@@ -182,7 +182,7 @@ def as_clip_keys(state_dict: StateDict) -> StateDict:
 
 def detect_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
     """Which encoder a file holds, by the name of its module; None for another."""
-    if lt.MARK in state_dict:
+    if any(mark in state_dict for mark in lt.MARKS):
         return lt.CONNECTORS
     found = next((name for key, name in ENCODER_MARKS if key in state_dict), None)
     return found or _t5_name(state_dict) or _llm_name(state_dict)

@@ -1,4 +1,4 @@
-"""LTX-2: text and pictures to a video with its sound, conditioned on Gemma 3 12B."""
+"""LTX-2 and LTX-2.3: text and pictures to a video with its sound, conditioned on Gemma 3 12B."""
 # ruff: noqa: RUF012 - class attributes are the facts of a family
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ from comfy.ldm.lightricks.av_model import LTXAVModel
 from comfy.text_encoders import lt
 
 SOUND_MARK = "audio_adaln_single.linear.weight"
-# Of later versions, whose text is modulated by the time and projected outside the network.
-LATER_MARK = "prompt_adaln_single.linear.weight"
+# Of LTX-2.3: the time modulates the text, attentions have gates.
+TOLD_TEXT = "prompt_adaln_single.linear.weight"
+GATES = "transformer_blocks.0.{}.to_gate_logits.weight"
+PROJECTION = "caption_projection.linear_1.weight"
 NUMBER = (int, float)
 USUAL_CAPTION = 3840
 USUAL_SIZES = {
     "in_channels": 128,
     "audio_in_channels": 128,
     "caption_channels": USUAL_CAPTION,
+    "num_attention_heads": HEADS,
+    "audio_num_attention_heads": HEADS,
     "audio_attention_head_dim": 64,
     "audio_cross_attention_dim": 2048,
+    "apply_gated_attention": False,
+    "cross_attention_adaln": False,
 }
 
 
@@ -41,31 +47,42 @@ def read_ltxav_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dic
     """
     if any(prefix + key not in state_dict for key in (MARK, SOUND_MARK)):
         return None
-    if prefix + LATER_MARK in state_dict:
-        return None
-    shapes = Shapes(state_dict, prefix, "LTX-2")
-    block = "transformer_blocks.0."
-    widths = {name: shapes[f"{block}{name}.to_k.weight"] for name in ("attn2", "audio_attn2")}
-    for name, (width, _) in widths.items():
-        if width % HEADS:
-            raise BrokenModelError(
-                f"{prefix}{block}{name}.to_k.weight makes {width} channels, which {HEADS} heads do "
-                "not divide"
-            )
+    modulates_text = prefix + TOLD_TEXT in state_dict
+    shapes = Shapes(state_dict, prefix, "LTX-2.3" if modulates_text else "LTX-2")
+    (width, text, heads), sound = (_attention(shapes, name) for name in ("attn2", "audio_attn2"))
+    # LTX-2 projects texts in the network; those of LTX-2.3 come as wide as they are read.
+    projects = not modulates_text or PROJECTION in shapes
     sizes = {
         "in_channels": shapes["patchify_proj.weight"][1],
         "audio_in_channels": shapes["audio_patchify_proj.weight"][1],
-        "caption_channels": shapes["caption_projection.linear_1.weight"][1],
-        "audio_attention_head_dim": widths["audio_attn2"][0] // HEADS,
-        "audio_cross_attention_dim": widths["audio_attn2"][1],
+        "caption_channels": shapes[PROJECTION][1] if projects else None,
+        "num_attention_heads": heads,
+        "audio_num_attention_heads": sound[2],
+        "audio_attention_head_dim": sound[0] // sound[2],
+        "audio_cross_attention_dim": sound[1],
+        "apply_gated_attention": GATES.format("attn2") in shapes,
+        "cross_attention_adaln": modulates_text,
     }
     return {
         "image_model": "ltxav",
         "num_layers": shapes.count("transformer_blocks."),
-        "attention_head_dim": widths["attn2"][0] // HEADS,
-        "cross_attention_dim": widths["attn2"][1],
+        "attention_head_dim": width // heads,
+        "cross_attention_dim": text,
         **{name: size for name, size in sizes.items() if size != USUAL_SIZES[name]},
     }
+
+
+def _attention(shapes: Shapes, name: str) -> tuple[int, int, int]:
+    """Width of what a stream's attention to its text computes with, of the text, and heads."""
+    key = f"transformer_blocks.0.{name}.to_k.weight"
+    gates = GATES.format(name)
+    width, text = shapes[key]
+    heads = shapes[gates][0] if gates in shapes else HEADS
+    if width % heads:
+        raise BrokenModelError(
+            f"{shapes.prefix}{key} makes {width} channels, which {heads} heads do not divide"
+        )
+    return width, text, heads
 
 
 class LTXAVideoModel(LTXVideoModel):
@@ -75,8 +92,13 @@ class LTXAVideoModel(LTXVideoModel):
 
     def conditioning_widths(self) -> dict[str, int]:
         """Width of the text tokens, those for the video and for the sound side by side."""
-        usual = USUAL_SIZES["caption_channels"]
-        return {"c_crossattn": 2 * self.model_config.unet_config.get("caption_channels", usual)}
+        sizes = {**USUAL_SIZES, **self.model_config.unet_config}
+        width = sizes["caption_channels"]
+        if width is None:
+            return {
+                "c_crossattn": sizes["cross_attention_dim"] + sizes["audio_cross_attention_dim"]
+            }
+        return {"c_crossattn": 2 * width}
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """As LTX video; shapes of both latents, and a mask for each."""
@@ -120,7 +142,7 @@ class LTXAVideoModel(LTXVideoModel):
 
 
 class LTXAV(LTXV):
-    """LTX-2."""
+    """LTX-2 and LTX-2.3."""
 
     unet_config: dict[str, Any] = {"image_model": "ltxav"}
     read_config = staticmethod(read_ltxav_config)

@@ -11,6 +11,7 @@ from torch import Tensor
 from comfy.families.family import BrokenModelError
 from comfy.families.unet_layout import count_consecutive
 from comfy.ldm.clip.vision import SIGLIP_KIND
+from comfy.ldm.lightricks.connectors import ConnectorsConfig
 from comfy.text_encoders.lt import CONNECTORS
 
 CHANNELS_PER_HEAD = 64  # what every published text encoder of CLIP or BERT uses
@@ -32,7 +33,7 @@ LLM_ENCODERS = (
 )
 LLM_HEAD = 128  # channels of a head where no norm tells
 GEMMA_HEAD = 256  # likewise
-CONNECTOR_HEAD = 128  # channels of a head of the connectors of LTX-2
+CONNECTOR_HEAD = 128  # channels of a head of the connectors of LTX-2, which have no gates
 VISION_HEAD = 80  # channels of a head of the picture tower of Qwen 2.5 VL
 SIGLIP_HEAD = 72  # channels of a head of the picture tower of Gemma 3
 PATCHES = "embeddings.patch_embedding"
@@ -148,17 +149,41 @@ def _siglip_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, A
 def _connectors_config(
     state_dict: Mapping[str, Tensor], prefix: str, told: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Sizes of the connectors of LTX-2; heads and turns are the header's, or those published."""
-    root = f"{prefix}video_embeddings_connector."
-    width, states = _shape(state_dict, f"{prefix}text_embedding_projection.aggregate_embed.weight")
-    heads = told.get("connector_num_attention_heads", max(1, width // CONNECTOR_HEAD))
+    """Sizes of the connectors of LTX-2; turns, and heads that gates do not tell, are the header's,
+    or those published.
+    """
+    projections = f"{prefix}text_embedding_projection."
+    if f"{projections}aggregate_embed.weight" in state_dict:
+        return _connector_config(state_dict, prefix, "video", "aggregate_embed", told)
+    video, sound = (
+        _connector_config(state_dict, prefix, side, f"{side}_aggregate_embed", told)
+        for side in ("video", "audio")
+    )
+    return {**video, "sound": ConnectorsConfig(**sound)}
+
+
+def _connector_config(
+    state_dict: Mapping[str, Tensor],
+    prefix: str,
+    side: str,
+    projection: str,
+    told: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Sizes of one connector, and of the projection that it reads."""
+    width, states = _shape(state_dict, f"{prefix}text_embedding_projection.{projection}.weight")
+    root = f"{prefix}{side}_embeddings_connector."
+    blocks = f"{root}transformer_1d_blocks."
+    gates = state_dict.get(f"{blocks}0.attn1.to_gate_logits.weight")
+    entry = ("" if side == "video" else f"{side}_") + "connector_num_attention_heads"
+    usual = max(1, width // CONNECTOR_HEAD) if gates is None else gates.shape[0]
     return {
         "states": states,
         "width": width,
-        "heads": int(heads),
-        "layers": count_consecutive(state_dict, f"{root}transformer_1d_blocks."),
+        "heads": int(told.get(entry, usual)),
+        "layers": count_consecutive(state_dict, blocks),
         "registers": _shape(state_dict, f"{root}learnable_registers")[0],
         "rope_type": told.get("rope_type", "split"),
+        "is_gated": gates is not None,
     }
 
 

@@ -1,4 +1,4 @@
-"""Text encoding of LTX-2: all states of Gemma 3 12B, projected and read by two connectors.
+"""Text encoding of LTX-2 and 2.3: all states of Gemma 3 12B, projected and read by two connectors.
 
 Source: HaCohen et al. 2026, https://arxiv.org/abs/2601.03233.
 """
@@ -34,7 +34,8 @@ PARTS = (
     "video_embeddings_connector.",
     "audio_embeddings_connector.",
 )
-MARK = f"{PARTS[0]}aggregate_embed.weight"
+# One projection for both, or one each.
+MARKS = tuple(f"{PARTS[0]}{name}.weight" for name in ("aggregate_embed", "video_aggregate_embed"))
 PREFIXES = ("", "model.diffusion_model.", f"text_encoders.{CONNECTORS}.transformer.")
 
 
@@ -46,7 +47,7 @@ def connector_keys(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor] | None
         for key, value in state_dict.items()
         if key.startswith(tuple(prefix + part for part in PARTS))
     }
-    return found if MARK in found else None
+    return found if any(mark in found for mark in MARKS) else None
 
 
 class Gemma3_12BTokenizer(GemmaTokenizer):
@@ -117,8 +118,8 @@ class LTXAVTEModel(nn.Module):
     def encode_token_weights(
         self, token_weight_pairs: Mapping[str, Sequence[Chunk]]
     ) -> tuple[Any, ...]:
-        """Conditioning ``[1, 1024 or more, 2 * width]``, for the video and for the sound side by
-        side, and no pooled state; all of it is to be seen."""
+        """Conditioning ``[1, 1024 or more, D]``, for the video and for the sound side by side, and
+        no pooled state; all of it is to be seen."""
         states, pooled, extra = self.gemma3_12b.encode_token_weights(token_weight_pairs[GEMMA3_12B])
         seen = extra["attention_mask"][0].to(states.device).bool()
         table = self.gemma3_12b.transformer.get_input_embeddings()
@@ -136,7 +137,7 @@ class LTXAVTEModel(nn.Module):
     def memory_estimation_function(
         self, tokens: Mapping[str, Sequence[Chunk]], device: Any = None
     ) -> float:
-        """Bytes beside the weights: all states of a text, and the projection in float32."""
+        """Bytes beside the weights: all states of a text, and a projection in float32."""
         del device
         length = sum(len(chunk) for chunk in tokens[GEMMA3_12B])
         config = self.ltx2_connectors.transformer.config

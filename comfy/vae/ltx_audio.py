@@ -1,4 +1,4 @@
-"""The sound autoencoder of LTX-2 as nodes use it: sounds to latents, latents to sounds.
+"""The sound autoencoder of LTX-2 and LTX-2.3 as nodes use it: sounds to latents, latents to sounds.
 
 A sound becomes the logarithm of its mel spectrogram, which the autoencoder codes; what it decodes a
 vocoder turns into a sound. Both stand in one file beside the video network, or alone.
@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from comfy.audio_encoders.resampling import resample
 from comfy.devices import placement, residency
 from comfy.ldm.lightricks.audio_vae import AudioAutoencoder, AudioVAEConfig
-from comfy.ldm.lightricks.vocoder import Vocoder, VocoderConfig
+from comfy.ldm.lightricks.vocoder import Vocoder
+from comfy.ldm.lightricks.wide_vocoder import WideVocoder, WideVocoderConfig
 from comfy.nn.mel import mel_filters
 from comfy.patching.patcher import ModelPatcher
+from comfy.vae.ltx_vocoders import VOCODER, AnyVocoderConfig, vocoder_config
 from comfy.weights import weight_norm
 from comfy.weights.contents import contents_in_words
 from comfy.weights.errors import WeightFileError
@@ -28,9 +30,8 @@ from comfy.weights.ltx_header import told_of
 from comfy.weights.marks import cannot_run
 from comfy.weights.state_dict import count_parts, load_torch_file
 
-AUTOENCODER, VOCODER = "audio_vae.", "vocoder."
+AUTOENCODER = "audio_vae."
 MARK = f"{AUTOENCODER}decoder.conv_in.conv.weight"
-WIDER_MARKS = ("vocoder.bwe_generator.", "vocoder.vocoder.")  # of later versions
 CAUSAL_AXIS = "height"  # along time, as the published files' header says
 FAINTEST = 1e-5  # least magnitude of a band
 COPIES = 6  # of the widest layer's values at full length that live at once
@@ -74,10 +75,14 @@ class Spectra:
 class SoundNetworks(nn.Module):
     """Both networks, under their names in files."""
 
-    def __init__(self, config: AudioVAEConfig, vocoder: VocoderConfig, **place: Any) -> None:
+    def __init__(self, config: AudioVAEConfig, vocoder: AnyVocoderConfig, **place: Any) -> None:
         super().__init__()
         self.audio_vae = AudioAutoencoder(config, **place)
-        self.vocoder = Vocoder(vocoder, **place)
+        self.vocoder: nn.Module
+        if isinstance(vocoder, WideVocoderConfig):
+            self.vocoder = WideVocoder(vocoder, **place)
+        else:
+            self.vocoder = Vocoder(vocoder, **place)
 
 
 class AudioVAE:
@@ -105,15 +110,13 @@ class AudioVAE:
         """
         parts = (AUTOENCODER, VOCODER)
         weights = {key: value for key, value in state_dict.items() if key.startswith(parts)}
-        if any(key.startswith(WIDER_MARKS) for key in weights):
-            raise UnknownWeightsError(cannot_run("the vocoder of LTX-2.3, which widens its band"))
         if MARK not in weights:
             raise UnknownWeightsError(
                 f"no sound autoencoder of LTX-2: found {contents_in_words(list(state_dict))}"
             )
         weights = weight_norm.joined(weights)
         try:
-            config, vocoder = _autoencoder_config(weights), _vocoder_config(weights, metadata)
+            config, vocoder = _autoencoder_config(weights), vocoder_config(weights, metadata)
         except KeyError as error:
             raise IncompleteWeightsError(
                 f"the sound autoencoder lacks {error}; fetch the file again"
@@ -135,6 +138,7 @@ class AudioVAE:
         self.latent_channels = config.z_channels
         self.latent_frequency_bins = config.bands // config.ratio
         self.latents_per_second = self.sample_rate / self.mel_hop_length / config.ratio
+        self._vocoder_values = vocoder.values
         self.output_sample_rate = self.sample_rate * vocoder.samples // self.mel_hop_length
 
     def num_of_latents_from_frames(self, frames_number: int, frame_rate: float) -> int:
@@ -197,7 +201,7 @@ class AudioVAE:
 
     def _load(self, spectra: int) -> None:
         """Bring the networks to their device, beside what a number of spectra takes."""
-        values = self.config.bands * self.config.ch
+        values = max(self.config.bands * self.config.ch, self._vocoder_values)
         needed = spectra * values * COPIES * torch.float32.itemsize
         residency.load_models_gpu([self.patcher], memory_required=needed)
 
@@ -230,33 +234,6 @@ def _autoencoder_config(weights: Mapping[str, Tensor]) -> AudioVAEConfig:
         channels=channels,
         bands=cells << (levels - 1),
     )
-
-
-def _vocoder_config(
-    weights: Mapping[str, Tensor], metadata: Mapping[str, str] | None
-) -> VocoderConfig:
-    """Sizes, by keys and shapes; rates and dilations are the header's, or those published."""
-    told = told_of(metadata, "vocoder")
-    usual = VocoderConfig()
-    levels = count_parts(weights, f"{VOCODER}ups.")
-    blocks = count_parts(weights, f"{VOCODER}resblocks.") // max(1, levels)
-    width, spectrum, _ = weights[f"{VOCODER}conv_pre.weight"].shape
-    try:
-        return VocoderConfig(
-            spectrum=spectrum,
-            width=width,
-            sounds=weights[f"{VOCODER}conv_post.weight"].shape[0],
-            rates=tuple(told.get("upsample_rates", usual.rates)),
-            kernels=tuple(weights[f"{VOCODER}ups.{n}.weight"].shape[2] for n in range(levels)),
-            block_kernels=tuple(
-                weights[f"{VOCODER}resblocks.{n}.convs1.0.weight"].shape[2] for n in range(blocks)
-            ),
-            dilations=tuple(map(tuple, told.get("resblock_dilation_sizes", usual.dilations))),
-        )
-    except ValueError as error:
-        raise IncompleteWeightsError(
-            f"{error}; its rates are read from the file's header (config.vocoder.upsample_rates)"
-        ) from error
 
 
 def _spectra(metadata: Mapping[str, str] | None) -> Spectra:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,12 +122,13 @@ def detect_cosmos(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | N
 LTXV_MARK = "decoder.up_blocks.0.res_blocks.0.conv1.conv.weight"
 LTXV_FRAMES, LTXV_PIXELS = 8, 32  # of a cell
 # How many cells go into one, for a factor of channels: along height and width, time, or all.
-STRIDES = {4: (1, 2, 2), 2: (2, 1, 1), 8: (2, 2, 2)}
+ALL_AXES = (2, 2, 2)
+STRIDES = {4: (1, 2, 2), 2: (2, 1, 1), 8: ALL_AXES}
 
 
 def detect_ltxv(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | None:
     """The autoencoder of LTX video, in all versions; its blocks are told by their keys, borders of
-    its convolutions by the header.
+    its convolutions and what blocks of the decoder keep by the header.
     """
     if LTXV_MARK not in weights or "encoder.conv_out.conv.weight" not in weights:
         return None
@@ -133,11 +136,14 @@ def detect_ltxv(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | Non
     encoder = _ltxv_blocks(weights, "encoder.down_blocks.", packs=True)
     has_time = "decoder.last_scale_shift_table" in weights
     told = told_of(metadata, "vae")
-    is_second = not has_time and any(one.kind == "pack" for one in encoder)  # LTX-2
+    decoder = _ltxv_blocks(weights, "decoder.up_blocks.", packs=False)
+    is_later = any(one.kind == "unpack" and one.strides != ALL_AXES for one in decoder)  # LTX-2.3
+    packs = any(one.kind == "pack" for one in encoder)
+    is_second = packs and not has_time and not is_later  # LTX-2
     border = told.get("spatial_padding_mode")
     config = LTXVConfig(
         encoder,
-        _ltxv_blocks(weights, "decoder.up_blocks.", packs=False),
+        _with_kept(decoder, told.get("decoder_blocks"), is_later),
         z_channels,
         has_time,
         told.get("causal_decoder") is True,
@@ -157,6 +163,30 @@ def detect_ltxv(weights: StateDict, metadata: Metadata) -> AutoencoderSpec | Non
         **causal_ratios(time, space),
         working_dtypes=(torch.bfloat16, torch.float32),
     )
+
+
+def _with_kept(
+    decoder: tuple[BlockSizes, ...], listed: Any, is_later: bool
+) -> tuple[BlockSizes, ...]:
+    """The decoder's blocks, and of those that unpack whether they keep what they are given: as the
+    header lists them, the last block first, or else as the published ones do.
+    """
+    entries: list[Any] = [None] * len(decoder)
+    if isinstance(listed, list) and len(listed) == len(decoder):
+        entries = listed[::-1]
+    return tuple(
+        replace(block, keeps=_keeps(block, entry, is_later))
+        for block, entry in zip(decoder, entries)
+    )
+
+
+def _keeps(block: BlockSizes, entry: Any, is_later: bool) -> bool:
+    """Whether a block keeps what it unpacks; `entry` is ``[name, settings]``."""
+    if block.kind != "unpack":
+        return False
+    if isinstance(entry, list) and len(entry) > 1 and isinstance(entry[1], dict):
+        return entry[1].get("residual") is True
+    return block.reduction > 1 and not is_later
 
 
 def _ltxv_blocks(weights: StateDict, root: str, packs: bool) -> tuple[BlockSizes, ...]:

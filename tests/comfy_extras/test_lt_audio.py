@@ -17,7 +17,9 @@ from torch import Tensor
 import folder_paths
 from comfy.devices import memory, residency
 from comfy.ldm.lightricks.audio_vae import AudioAutoencoder, AudioVAEConfig
+from comfy.ldm.lightricks.smooth_activation import at_rate
 from comfy.ldm.lightricks.vocoder import Vocoder, VocoderConfig
+from comfy.ldm.lightricks.wide_vocoder import WideVocoder, WideVocoderConfig
 from comfy.nested_tensor import NestedTensor
 from comfy.vae.ltx_audio import AudioVAE, SoundNetworks, Spectra
 from comfy.weights.errors import WeightFileError
@@ -29,6 +31,19 @@ from tests.support.accelerator import simulated_accelerator
 
 SIZES = AudioVAEConfig(ch=8, num_res_blocks=1, z_channels=4, bands=16)
 VOCODER = VocoderConfig(spectrum=32, width=64)
+SMOOTH: dict[str, Any] = {
+    "is_smooth": True,
+    "last_bias": False,
+    "block_kernels": (3,),
+    "dilations": ((1, 3),),
+}
+WIDE = WideVocoderConfig(
+    VocoderConfig(32, 16, rates=(5, 4, 8), kernels=(11, 8, 8), end="clamp", **SMOOTH),
+    VocoderConfig(16, 8, rates=(15, 16), kernels=(15, 16), end="none", **SMOOTH),
+    window=32, bands=8,
+)  # fmt: skip
+# Of a low pass to half the band, as published files hold it: a sinc under a Kaiser window.
+TAPS = [0.002029, 0.009389, -0.025543, -0.057657, 0.128573, 0.44321]
 CELL = 640  # samples of a cell at 16000 hertz
 
 
@@ -50,6 +65,30 @@ def weights() -> dict[str, Tensor]:
     for name in ("std-of-means", "mean-of-means"):
         made[f"audio_vae.per_channel_statistics.{name}"] = torch.rand(16, generator=generator) + 0.5
     return made
+
+
+def wide_weights() -> dict[str, Tensor]:
+    """The vocoder of LTX-2.3, with filters that are filters."""
+    made = softened(random_like(WideVocoder(WIDE), 5))
+    taps = torch.tensor([TAPS + TAPS[::-1]])[None]
+    made = {k: taps.clone() if k.endswith("filter") else v for k, v in made.items()}
+    return {key: 0.5 * value if "conv_post" in key else value for key, value in made.items()}
+
+
+def wide_file() -> dict[str, Tensor | None]:
+    """What a file of LTX-2.3 has, and has not, beside one of LTX-2."""
+    gone = [key for key in weights() if key.startswith("vocoder.")]
+    return {**dict.fromkeys(gone), **{f"vocoder.{k}": v for k, v in wide_weights().items()}}
+
+
+def wide_told(**bwe: Any) -> dict[str, Any]:
+    """The header of such a file, with other entries for the second vocoder."""
+    told = {"upsample_rates": [15, 16], "resblock_dilation_sizes": [[1, 3]], **bwe}
+    first = {"upsample_rates": [5, 4, 8], "resblock_dilation_sizes": [[1, 3]]}
+    return {"vocoder": {"vocoder": {**first, "use_tanh_at_final": False}, "bwe": told}}
+
+
+WIDE_HEADER = wide_told()
 
 
 def noise(*shape: int, seed: int = 3) -> Tensor:
@@ -171,6 +210,43 @@ def test_both_networks_give_what_another_implementation_gives() -> None:
         torch.testing.assert_close(value, torch.tensor(expected[name]), rtol=1e-4, atol=1e-4)
 
 
+def test_the_wide_vocoder_gives_what_another_implementation_gives() -> None:
+    """The implementation of the diffusers library, on the same weights."""
+    vocoder = WideVocoder(WIDE)
+    vocoder.load_state_dict(wide_weights())
+    made = vocoder(noise(1, 2, 9, 16))
+    assert made.shape == (1, 2, 9 * 480)
+    found = torch.cat([made[0, :, 1000], made[0, 0, 4000:4003]])
+    expected = torch.tensor([0.21521, 0.46478, 0.13717, 0.19991, -0.43287])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_tone_at_a_higher_rate_is_the_same_tone() -> None:
+    places = torch.arange(600) / 3
+    tone = (2 * math.pi * 0.11 * places).sin()
+    made = at_rate(tone[::3].expand(2, 1, -1), 3)
+    assert made.shape == (2, 1, 600)
+    torch.testing.assert_close(made[1, 0, 60:-60], tone[60:-60], rtol=0, atol=1e-2)
+
+
+def test_a_file_of_a_later_version_makes_sounds_of_a_higher_rate(checkpoints: Path) -> None:
+    vae = loaded(checkpoints, wide_file(), **WIDE_HEADER)
+    assert vae.first_stage_model.vocoder.config == WIDE
+    # The second vocoder, at 48000 hertz: one of two channels, twice, for 480 samples a spectrum.
+    assert (WIDE.first.values, WIDE.values) == (2 * 160 * 2, 2 * 2 * 480)
+    latent = noise(1, 4, 3, 4)
+    made = sound.LTXVAudioVAEDecode.execute({"samples": latent}, vae)[0]
+    assert made["sample_rate"] == 48000
+    assert made["waveform"].shape == (1, 2, (4 * 3 - 3) * 480)
+    networks = vae.first_stage_model
+    spectrogram = networks.audio_vae.decode(latent)
+    torch.testing.assert_close(made["waveform"], networks.vocoder(spectrogram))
+    open_end = {**WIDE_HEADER["vocoder"]["vocoder"], "apply_final_activation": False}
+    header = {"vocoder": {**WIDE_HEADER["vocoder"], "vocoder": open_end}}
+    ends = [loaded(checkpoints, wide_file(), **one) for one in (header, WIDE_HEADER)]
+    assert [one.first_stage_model.vocoder.config.first.end for one in ends] == ["none", "clamp"]
+
+
 def test_published_files_have_a_place_for_every_key() -> None:
     networks = SoundNetworks(AudioVAEConfig(), VocoderConfig(), device="meta")
     shapes = {key: tuple(value.shape) for key, value in networks.state_dict().items()}
@@ -204,7 +280,14 @@ def test_a_small_device_and_a_saved_file_give_the_same(checkpoints: Path) -> Non
         ({"audio_vae.decoder.conv_in.conv.weight": None}, {}, "no sound autoencoder of LTX-2"),
         ({"vocoder.conv_pre.weight": None}, {}, "lacks 'vocoder.conv_pre.weight'"),
         ({"vocoder.conv_post.bias": None}, {}, "lacks 1 key .vocoder.conv_post.bias"),
-        ({"vocoder.bwe_generator.a": torch.ones(1)}, {}, "vocoder of LTX-2.3"),
+        ({"vocoder.bwe_generator.a": torch.ones(1)}, {}, "lacks 'vocoder.mel_stft.mel_basis'"),
+        (wide_file(), wide_told(hop_length=70), "240 samples of 70 cannot make"),
+        (wide_file(), wide_told(upsample_rates=[15, 8, 2]), "2 levels is told 3 rates"),
+        (
+            {**wide_file(), "vocoder.mel_stft.mel_basis": torch.ones(4, 17)},
+            WIDE_HEADER,
+            "takes 16 bands, and is given 4 of each of 2",
+        ),
         ({}, {"vocoder": {"upsample_rates": [2, 2]}}, "5 levels is told 2 rates"),
         (
             {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,32 @@ from tests.comfy_extras import test_lt_audio
 NETWORK = {**test_ltxav.SIZES, "caption_channels": test_lt.WIDTH}
 
 
+def checkpoint(path: Path, later: bool = False) -> None:
+    """A small file of LTX-2, or of LTX-2.3, with all that belongs to it but Gemma."""
+    network = test_ltxav.LATER if later else NETWORK
+    video = test_ltxv.LATER if later else test_ltxv.SECOND_GENERATION
+    autoencoder = random_like(LTXVideoVAE(replace(video, z_channels=128)), 5)
+    for name, value in (("std-of-means", 1.0), ("mean-of-means", 0.0)):
+        autoencoder[f"per_channel_statistics.{name}"] = torch.full((128,), value)
+    heard = {**test_lt_audio.weights(), **(test_lt_audio.wide_file() if later else {})}
+    texts = test_lt.connectors(test_lt.LATER if later else test_lt.SIZES)
+    whole = {
+        **prefixed(test_ltxav.varied(LTXAVModel(**network), 4), PREFIX),
+        **prefixed(autoencoder, "vae."),
+        **{key: value for key, value in heard.items() if value is not None},
+        **test_lt.in_checkpoint(texts),
+    }
+    whole = {key: value.contiguous() for key, value in whole.items()}
+    header = {"config": json.dumps(test_lt_audio.WIDE_HEADER)} if later else None
+    save_file(whole, path, metadata=header)
+
+
+def gemma(path: Path) -> None:
+    """A small file of Gemma with its vocabulary."""
+    held = {"spiece_model": torch.tensor(list(VOCABULARY)).byte()}
+    save_file({**test_lt.gemma(), **held}, path)
+
+
 @pytest.fixture(autouse=True)
 def inference() -> Iterator[None]:
     with torch.inference_mode():
@@ -42,20 +69,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
         entry = ([str(tmp_path / name)], folder_paths.supported_pt_extensions)
         monkeypatch.setitem(folder_paths.folder_names_and_paths, name, entry)
-    held = {"spiece_model": torch.tensor(list(VOCABULARY)).byte()}
-    save_file({**test_lt.gemma(), **held}, tmp_path / "text_encoders/gemma.safetensors")
-    video = replace(test_ltxv.SECOND_GENERATION, z_channels=128)
-    autoencoder = random_like(LTXVideoVAE(video), 5)
-    for name, value in (("std-of-means", 1.0), ("mean-of-means", 0.0)):
-        autoencoder[f"per_channel_statistics.{name}"] = torch.full((128,), value)
-    whole = {
-        **prefixed(test_ltxav.varied(LTXAVModel(**NETWORK), 4), PREFIX),
-        **prefixed(autoencoder, "vae."),
-        **test_lt_audio.weights(),
-        **test_lt.in_checkpoint(test_lt.connectors()),
-    }
-    whole = {key: value.contiguous() for key, value in whole.items()}
-    save_file(whole, tmp_path / "checkpoints/ltx2.safetensors")
+    gemma(tmp_path / "text_encoders/gemma.safetensors")
+    checkpoint(tmp_path / "checkpoints/ltx2.safetensors")
     return tmp_path
 
 

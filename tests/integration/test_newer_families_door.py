@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import av
 import pytest
 from PIL import Image
 from torch import Tensor
@@ -35,6 +36,7 @@ from tests.comfy.families import (
     test_wan,
 )
 from tests.comfy.families.small_files import PREFIX, prefixed, write
+from tests.comfy_extras import test_lt_whole
 from tests.support.server_process import ServerProcess, running_server
 
 Graph = dict[str, Any]
@@ -126,6 +128,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     test_hunyuan_dit.checkpoint(models / "checkpoints")
     test_chroma_radiance.checkpoint(models / "checkpoints")
     test_hunyuan3d21.checkpoint(models / "checkpoints")
+    test_lt_whole.checkpoint(models / "checkpoints" / "ltx23.safetensors", later=True)
+    test_lt_whole.gemma(encoders / "gemma3_12b_te.safetensors")
     write(test_hidream.network(), models / "diffusion_models" / "hidream.safetensors")
     return models
 
@@ -251,6 +255,59 @@ def test_cosmos_goes_on_from_a_picture(families: ServerProcess) -> None:
     assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
     assert len(entry["outputs"]["save"]["images"]) == 9
     assert Image.open(io.BytesIO(families.picture(entry, "save"))).size == (64, 48)
+
+
+def test_ltx_2_3_makes_a_video_with_its_sound(families: ServerProcess) -> None:
+    name = {"ckpt_name": "ltx23.safetensors"}
+    prompt = {
+        "all": node("CheckpointLoaderSimple", **name),
+        "clip": node(
+            "LTXAVTextEncoderLoader", **name, text_encoder="gemma3_12b_te.safetensors",
+            device="default",
+        ),
+        "sound": node("LTXVAudioVAELoader", **name),
+        "text": node("CLIPTextEncode", text="a red cat", clip=["clip", 0]),
+        "none": node("CLIPTextEncode", text="", clip=["clip", 0]),
+        "told": node(
+            "LTXVConditioning", positive=["text", 0], negative=["none", 0], frame_rate=24.0
+        ),
+        "frames": node("EmptyLTXVLatentVideo", width=96, height=64, length=9, batch_size=1),
+        "silence": node(
+            "LTXVEmptyLatentAudio", frames_number=9, frame_rate=24, batch_size=1,
+            audio_vae=["sound", 0],
+        ),
+        "latent": node(
+            "LTXVConcatAVLatent", video_latent=["frames", 0], audio_latent=["silence", 0]
+        ),
+        "guider": node(
+            "LTXVDualCFGGuider", model=["all", 0], positive=["told", 0], negative=["told", 1],
+            video_cfg=3.0, audio_cfg=7.0,
+        ),
+        "noise": node("RandomNoise", noise_seed=3),
+        "euler": node("KSamplerSelect", sampler_name="euler"),
+        "sigmas": node(
+            "LTXVScheduler", steps=2, max_shift=2.05, base_shift=0.95, stretch=True, terminal=0.1,
+            latent=["latent", 0],
+        ),
+        "run": node(
+            "SamplerCustomAdvanced", noise=["noise", 0], guider=["guider", 0],
+            sampler=["euler", 0], sigmas=["sigmas", 0], latent_image=["latent", 0],
+        ),
+        "parts": node("LTXVSeparateAVLatent", av_latent=["run", 0]),
+        "decode": node("VAEDecode", samples=["parts", 0], vae=["all", 2]),
+        "heard": node("LTXVAudioVAEDecode", samples=["parts", 1], audio_vae=["sound", 0]),
+        "video": node("CreateVideo", images=["decode", 0], fps=24.0, audio=["heard", 0]),
+        "save": node(
+            "SaveVideo", video=["video", 0], filename_prefix="ltx", format="mp4", codec="auto"
+        ),
+    }  # fmt: skip
+    entry = families.run(prompt)
+    assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
+    with av.open(io.BytesIO(families.picture(entry, "save"))) as file:
+        pictures, sound = file.streams.video[0], file.streams.audio[0]
+        assert (pictures.width, pictures.height, pictures.frames) == (96, 64, 9)
+        assert (sound.rate, sound.channels) == (48000, 2)  # the second vocoder's
+        assert sum(frame.samples for frame in file.decode(sound)) >= 37 * 480
 
 
 def test_stable_audio_makes_a_sound(families: ServerProcess) -> None:

@@ -31,6 +31,8 @@ class Stream:
         gate: How much of what it sees it takes ``[B, 1 or N, D]``.
         turn, time_turn: Turns by all places, and by time alone.
         embedded: The embedded times, for the last layer.
+        told: Shifts and scales of its text by the time of the step ``[B, 1, 2 * D]``;
+            None where texts are read as they are.
     """
 
     x: Tensor
@@ -41,6 +43,7 @@ class Stream:
     turn: Turn
     time_turn: Turn
     embedded: Tensor
+    told: Tensor | None = None
 
     @property
     def is_there(self) -> bool:
@@ -50,11 +53,30 @@ class Stream:
 
 @dataclass(frozen=True)
 class StreamSizes:
-    """Widths of a stream: of its tokens, of the text it reads, and number of heads."""
+    """Widths of a stream: of its tokens, of the text it reads, and number of heads.
+
+    Attributes:
+        is_gated: Whether its attentions have gates.
+        modulates_text: Whether the time of the step changes how it reads its text.
+    """
 
     width: int
     text_width: int
     heads: int
+    is_gated: bool = False
+    modulates_text: bool = False
+
+    def __post_init__(self) -> None:
+        if self.modulates_text and self.text_width != self.width:
+            raise ValueError(
+                f"a stream of width {self.width} modulates its text, but reads "
+                f"one {self.text_width} wide; both must be the same"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Shifts, scales and gates of a block: of its attentions and its feed-forward."""
+        return 9 if self.modulates_text else 6
 
     @property
     def head(self) -> int:
@@ -81,17 +103,20 @@ class AVBlock(nn.Module):
         super().__init__()
         place = {"dtype": parts["dtype"], "device": parts["device"]}
         for prefix, sizes in (("", video), ("audio_", sound)):
-            shared = {"heads": sizes.heads, "dim_head": sizes.head, "eps": QK_EPS, **parts}
+            shared = _attention_options(sizes, sizes, parts)
             own = CrossAttention(sizes.width, is_patched=sizes is video, **shared)
             self.add_module(f"{prefix}attn1", own)
             told = CrossAttention(sizes.width, sizes.text_width, **shared)
             self.add_module(f"{prefix}attn2", told)
             self.add_module(f"{prefix}ff", FeedForward(sizes.width, sizes.width, **parts))
-            table = nn.Parameter(torch.empty(6, sizes.width, **place))
+            table = nn.Parameter(torch.empty(sizes.rows, sizes.width, **place))
             self.register_parameter(f"{prefix}scale_shift_table", table)
-        between = {"heads": sound.heads, "dim_head": sound.head, "eps": QK_EPS, **parts}
-        self.audio_to_video_attn = CrossAttention(video.width, sound.width, **between)
-        self.video_to_audio_attn = CrossAttention(sound.width, video.width, **between)
+            if sizes.modulates_text:
+                table = nn.Parameter(torch.empty(2, sizes.width, **place))
+                self.register_parameter(f"{prefix}prompt_scale_shift_table", table)
+        hears, sees = (_attention_options(sizes, sound, parts) for sizes in (video, sound))
+        self.audio_to_video_attn = CrossAttention(video.width, sound.width, **hears)
+        self.video_to_audio_attn = CrossAttention(sound.width, video.width, **sees)
         self.scale_shift_table_a2v_ca_video = nn.Parameter(torch.empty(5, video.width, **place))
         self.scale_shift_table_a2v_ca_audio = nn.Parameter(torch.empty(5, sound.width, **place))
 
@@ -138,11 +163,17 @@ class AVBlock(nn.Module):
     ) -> Tensor:
         """Attention of a stream to itself and to its text."""
         shift, scale, gate = rows[:3]
-        x = stream.x
+        x, read = stream.x, stream.text
         own, text = getattr(self, f"{prefix}attn1"), getattr(self, f"{prefix}attn2")
         turned = modulated(normed(x), scale, shift)
         x = x + own(turned, pe=stream.turn, transformer_options=options) * gate
-        return x + text(normed(x), stream.text, mask, transformer_options=options)
+        if stream.told is None:
+            return x + text(normed(x), read, mask, transformer_options=options)
+        shift, scale, gate = rows[6:]
+        looking = modulated(normed(x), scale, shift)
+        shift, scale = _rows(getattr(self, f"{prefix}prompt_scale_shift_table"), stream.told)
+        read = modulated(read, scale, shift)
+        return x + text(looking, read, mask, transformer_options=options) * gate
 
     # Each table has scale and shift for sound into video, then for video into sound, then a gate.
 
@@ -168,9 +199,15 @@ class AVBlock(nn.Module):
 
     def _think(self, prefix: str, x: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """Feed-forward of a stream."""
-        shift, scale, gate = rows[3:]
+        shift, scale, gate = rows[3:6]
         layer = getattr(self, f"{prefix}ff")
         return x + layer(modulated(normed(x), scale, shift)) * gate
+
+
+def _attention_options(own: StreamSizes, heads: StreamSizes, parts: Options) -> Options:
+    """What makes a stream's attention, with the heads of one of the two."""
+    gates = {"apply_gated_attention": own.is_gated, "eps": QK_EPS}
+    return {"heads": heads.heads, "dim_head": heads.head, **gates, **parts}
 
 
 def _looks(table: Tensor, stream: Stream) -> tuple[Any, Any, Tensor]:

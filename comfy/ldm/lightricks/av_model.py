@@ -1,8 +1,9 @@
-"""LTX-2: two streams of tokens, of a video and of its sound, which look at each other.
+"""LTX-2 and LTX-2.3: two streams of tokens, of a video and of its sound, which look at each other.
 
 Both streams have the same layers, that of the sound half as wide. In each block a stream attends to
 itself and to its text, then each attends to the other by the time at which tokens happen, then each
-has its feed-forward.
+has its feed-forward. In LTX-2.3 attentions have gates, texts come in the streams' own widths, and
+the time of a step also changes how they are read.
 Source: HaCohen et al. 2026, https://arxiv.org/abs/2601.03233.
 """
 
@@ -41,7 +42,11 @@ class LTXAVModel(nn.Module):
         in_channels, audio_in_channels: Channels of a cell of the video, and of the sound (latent
             channels times bins).
         cross_attention_dim, audio_cross_attention_dim: Widths of the projected texts.
-        caption_channels: Width of the text tokens of each stream.
+        caption_channels: Width of the text tokens of each stream, which are projected; None where
+            they come as wide as they are read.
+        apply_gated_attention: Whether attentions have gates for their heads.
+        cross_attention_adaln: Whether times change how texts are read; then each stream also looks
+            at the other by the time of the other.
         timestep_scale_multiplier, av_ca_timestep_scale_multiplier: What times 0..1 are multiplied
             by, in general and for the gates between the streams.
         rope_type: Which channels turn together: the halves of each head ("split") or neighbours
@@ -65,7 +70,7 @@ class LTXAVModel(nn.Module):
         audio_attention_head_dim: int = 64,
         num_attention_heads: int = 32,
         audio_num_attention_heads: int = 32,
-        caption_channels: int = 3840,
+        caption_channels: int | None = 3840,
         num_layers: int = 48,
         timestep_scale_multiplier: float = 1000.0,
         av_ca_timestep_scale_multiplier: float = 1000.0,
@@ -73,6 +78,8 @@ class LTXAVModel(nn.Module):
         frequencies_precision: str = "float64",
         use_middle_indices_grid: bool = True,
         causal_temporal_positioning: bool = True,
+        apply_gated_attention: bool = False,
+        cross_attention_adaln: bool = False,
         dtype: Any = None,
         device: Any = None,
         operations: Any = ops.disable_weight_init,
@@ -84,14 +91,21 @@ class LTXAVModel(nn.Module):
         if rope_type not in known:
             raise ValueError(f"unknown rope_type {rope_type!r}; known: {', '.join(known)}")
         self.dtype = dtype
+        kind = {"is_gated": apply_gated_attention, "modulates_text": cross_attention_adaln}
         self.video = StreamSizes(
-            attention_head_dim * num_attention_heads, cross_attention_dim, num_attention_heads
+            attention_head_dim * num_attention_heads,
+            cross_attention_dim,
+            num_attention_heads,
+            **kind,
         )
         self.sound = StreamSizes(
             audio_attention_head_dim * audio_num_attention_heads,
             audio_cross_attention_dim,
             audio_num_attention_heads,
+            **kind,
         )
+        self.is_told_by_other = cross_attention_adaln
+        self.projects_texts = caption_channels is not None
         self.inner_dim, self.audio_inner_dim = self.video.width, self.sound.width
         self.out_channels, self.audio_channels = in_channels, audio_in_channels
         self.time_factor = timestep_scale_multiplier
@@ -104,7 +118,7 @@ class LTXAVModel(nn.Module):
         for prefix, sizes, channels in (
             ("", self.video, in_channels), ("audio_", self.sound, audio_in_channels),
         ):  # fmt: skip
-            self._add_ends(prefix, sizes.width, channels, caption_channels, parts)
+            self._add_ends(prefix, sizes, channels, caption_channels, parts)
         self.av_ca_video_scale_shift_adaln_single = AdaLayerNormSingle(self.inner_dim, parts, 4)
         self.av_ca_a2v_gate_adaln_single = AdaLayerNormSingle(self.inner_dim, parts, 1)
         self.av_ca_audio_scale_shift_adaln_single = AdaLayerNormSingle(
@@ -116,18 +130,26 @@ class LTXAVModel(nn.Module):
         )
 
     def _add_ends(
-        self, prefix: str, width: int, channels: int, caption_channels: int, parts: Options
+        self,
+        prefix: str,
+        sizes: StreamSizes,
+        channels: int,
+        caption_channels: int | None,
+        parts: Options,
     ) -> None:
         """What a stream has before and after the blocks."""
-        place = {"dtype": parts["dtype"], "device": parts["device"]}
+        place, width = {"dtype": parts["dtype"], "device": parts["device"]}, sizes.width
         linear, norm = parts["operations"].Linear, parts["operations"].LayerNorm
         made: dict[str, nn.Module] = {
             "patchify_proj": linear(channels, width, **place),
-            "adaln_single": AdaLayerNormSingle(width, parts),
-            "caption_projection": CaptionProjection(caption_channels, width, parts),
-            "norm_out": norm(width, eps=NORM_EPS, elementwise_affine=False, **place),
-            "proj_out": linear(width, channels, **place),
+            "adaln_single": AdaLayerNormSingle(width, parts, sizes.rows),
         }
+        if caption_channels is not None:
+            made["caption_projection"] = CaptionProjection(caption_channels, width, parts)
+        if sizes.modulates_text:
+            made["prompt_adaln_single"] = AdaLayerNormSingle(width, parts, 2)
+        made["norm_out"] = norm(width, eps=NORM_EPS, elementwise_affine=False, **place)
+        made["proj_out"] = linear(width, channels, **place)
         for name, module in made.items():
             self.add_module(prefix + name, module)
         table = nn.Parameter(torch.empty(2, width, **place))
@@ -150,7 +172,7 @@ class LTXAVModel(nn.Module):
             x: Noisy latents of a video ``[B, C, T, H, W]`` and its sound ``[B, C, L, bins]``, or of
                 a video alone.
             timestep: Times ``[B]`` in 0..1, or of each cell of both, ``[B, N, 1]`` and ``[B, L]``.
-            context: Text tokens ``[B, L, 2 * D]``, those for the video first.
+            context: Text tokens ``[B, L, D of video + D of sound]``, those for the video first.
             attention_mask: 1 for tokens, 0 for padding ``[B, L]``.
             frame_rate: Frames per second.
             keyframe_idxs: Places ``[B, 3, n]`` in frames and pixels of the video's last n cells, or
@@ -182,13 +204,15 @@ class LTXAVModel(nn.Module):
         silence = video.new_zeros(video.shape[0], self.audio_channels, 0, 1)
         sound = latents[1] if len(latents) > 1 else silence
         times = (timestep, timestep) if torch.is_tensor(timestep) else timestep
-        texts = context.chunk(2, dim=-1)
-
+        texts = self._texts(context)
         tokens, cells = self.patchifier.patchify(video)
         places = self._video_places(cells, frame_rate, keyframe_idxs)
-        seen = self._stream("", tokens, texts[0], times[0], places)
+        latest = [one.reshape(video.shape[0], -1).amax(dim=1, keepdim=True) for one in times]
+        seen = self._stream("", tokens, texts[0], (times[0], latest[1]), places)
         spectra = rearrange(sound, "b c t f -> b t (c f)")
-        heard = self._stream("audio_", spectra, texts[1], times[1], _sound_places(sound))
+        heard = self._stream(
+            "audio_", spectra, texts[1], (times[1], latest[0]), _sound_places(sound)
+        )
         mask = text_mask(attention_mask, seen.x)
         seen, heard = self._blocks(seen, heard, mask, options)
         shape = video.shape
@@ -202,6 +226,15 @@ class LTXAVModel(nn.Module):
             made.append(rearrange(told, "b t (c f) -> b c t f", f=sound.shape[3]))
         return made[0] if torch.is_tensor(x) else made
 
+    def _texts(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens for the video, and for the sound, as wide as they are read."""
+        if not self.projects_texts:
+            video, sound = context.split([self.video.text_width, self.sound.text_width], dim=-1)
+            return video, sound
+        names = ("caption_projection", "audio_caption_projection")
+        video, sound = (getattr(self, n)(c) for n, c in zip(names, context.chunk(2, dim=-1)))
+        return video, sound
+
     def _video_places(
         self, cells: Tensor, frame_rate: float, keyframe_idxs: Tensor | None
     ) -> Tensor:
@@ -214,25 +247,32 @@ class LTXAVModel(nn.Module):
         return places
 
     def _stream(
-        self, prefix: str, tokens: Tensor, text: Tensor, times: Tensor, places: Tensor
+        self, prefix: str, tokens: Tensor, text: Tensor, times: Times, places: Tensor
     ) -> Stream:
-        """What the blocks are told of a stream."""
+        """What the blocks are told of a stream.
+
+        Args:
+            times: Of its cells, and the latest of the other stream ``[B, 1]``.
+        """
         is_video = not prefix
         sizes = self.video if is_video else self.sound
         x = getattr(self, f"{prefix}patchify_proj")(tokens)
-        own = times.reshape(x.shape[0], -1) * self.time_factor
+        own, other = (one.reshape(x.shape[0], -1) * self.time_factor for one in times)
+        between = other if self.is_told_by_other else own
         mods, embedded = self._at(f"{prefix}adaln_single", own, x)
         side, gate = ("video", "a2v") if is_video else ("audio", "v2a")
-        look, _ = self._at(f"av_ca_{side}_scale_shift_adaln_single", own, x)
-        taken, _ = self._at(f"av_ca_{gate}_gate_adaln_single", own * self.gate_factor, x)
+        look, _ = self._at(f"av_ca_{side}_scale_shift_adaln_single", between, x)
+        taken, _ = self._at(f"av_ca_{gate}_gate_adaln_single", between * self.gate_factor, x)
         middle = places.mean(dim=-1) if self.use_middle_indices_grid else places[..., 0]
         largest = LARGEST_PLACE[: middle.shape[1]]
         turn = self._turn(middle, largest, sizes.width, sizes.heads, x.dtype)
         time = self._turn(
             middle[:, :1], LARGEST_PLACE[:1], self.sound.width, self.sound.heads, x.dtype
         )
-        text = getattr(self, f"{prefix}caption_projection")(text)
-        return Stream(x, text, mods, look, taken, turn, time, embedded)
+        told = None
+        if sizes.modulates_text:
+            told, _ = self._at(f"{prefix}prompt_adaln_single", own.amax(dim=1, keepdim=True), x)
+        return Stream(x, text, mods, look, taken, turn, time, embedded, told)
 
     def _at(self, name: str, times: Tensor, like: Tensor) -> Times:
         """What a layer makes of times ``[B, N]``: ``[B, N, ...]``."""

@@ -1,6 +1,7 @@
 """What stands between the language model of LTX-2 and its network: one projection of all states,
 then a small transformer for the video's text and one for the sound's.
 
+LTX-2.3 has a projection for each, made for states that are normed one by one.
 Behind the text stand learned registers, so that all texts are equally long.
 Source: HaCohen et al. 2026, https://arxiv.org/abs/2601.03233.
 """
@@ -24,6 +25,7 @@ LONGEST = 4096  # tokens that rotations were made for
 FEWEST = 1024  # tokens of a text with its registers
 SPREAD = 8.0  # of states, from the least to the greatest
 RANGE_EPS = 1e-6
+STATE_EPS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class ConnectorsConfig(NetworkConfig):
         width, heads, layers: Of the transformers.
         registers: Learned registers.
         rope_type: Which channels turn together (see `LTXAVModel`).
+        is_gated: Whether attentions have gates for their heads.
+        sound: Sizes of the sound's, where each has a projection of its own; None where both read
+            one projection and are alike.
     """
 
     states: int = 3840 * 49
@@ -43,6 +48,8 @@ class ConnectorsConfig(NetworkConfig):
     layers: int = 2
     registers: int = 128
     rope_type: str = "split"
+    is_gated: bool = False
+    sound: ConnectorsConfig | None = None
 
 
 class ConnectorBlock(nn.Module):
@@ -51,7 +58,8 @@ class ConnectorBlock(nn.Module):
     def __init__(self, config: ConnectorsConfig, parts: Options) -> None:
         super().__init__()
         width, head = config.width, config.width // config.heads
-        self.attn1 = CrossAttention(width, None, config.heads, head, eps=QK_EPS, **parts)
+        kind = {"eps": QK_EPS, "apply_gated_attention": config.is_gated, **parts}
+        self.attn1 = CrossAttention(width, None, config.heads, head, **kind)
         self.ff = FeedForward(width, width, **parts)
 
     def forward(self, x: Tensor, turn: Turn) -> Tensor:
@@ -104,6 +112,16 @@ def spread_out(states: Tensor) -> Tensor:
     return even.movedim(1, -1).flatten(2)
 
 
+def normed_states(states: Tensor) -> Tensor:
+    """All states of tokens side by side ``[B, L, D * n]``, each divided by its root mean square.
+
+    Args:
+        states: ``[B, n, L, D]``, of the tokens and behind each layer.
+    """
+    even = states * torch.rsqrt(states.square().mean(dim=-1, keepdim=True) + STATE_EPS)
+    return even.movedim(1, -1).flatten(2)
+
+
 class Connectors(nn.Module):
     """States of a text ``[B, n, L, D]`` to what both streams read, side by side."""
 
@@ -117,15 +135,33 @@ class Connectors(nn.Module):
         super().__init__()
         parts = {"dtype": dtype, "device": device, "operations": operations}
         self.config = config
-        projection = operations.Linear(
-            config.states, config.width, bias=False, dtype=dtype, device=device
-        )
-        self.text_embedding_projection = nn.ModuleDict({"aggregate_embed": projection})
+        place = {"dtype": dtype, "device": device}
+        sound, linear = config.sound, operations.Linear
+        if sound is None:
+            made = {"aggregate_embed": linear(config.states, config.width, bias=False, **place)}
+        else:
+            made = {
+                "video_aggregate_embed": linear(config.states, config.width, **place),
+                "audio_aggregate_embed": linear(sound.states, sound.width, **place),
+            }
+        self.text_embedding_projection = nn.ModuleDict(made)
         self.video_embeddings_connector = Connector(config, parts)
-        self.audio_embeddings_connector = Connector(config, parts)
+        self.audio_embeddings_connector = Connector(sound or config, parts)
 
     def forward(self, states: Tensor) -> Tensor:
-        """``[B, tokens and registers, 2 * width]``, for the video first."""
-        text = self.text_embedding_projection["aggregate_embed"](spread_out(states))
-        both = (self.video_embeddings_connector(text), self.audio_embeddings_connector(text))
+        """``[B, tokens and registers, width of video + width of sound]``, for the video first."""
+        video, sound = self._projected(states)
+        both = (self.video_embeddings_connector(video), self.audio_embeddings_connector(sound))
         return torch.cat(both, dim=-1)
+
+    def _projected(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What each connector reads of a text."""
+        projections, sound = self.text_embedding_projection, self.config.sound
+        if sound is None:
+            text = projections["aggregate_embed"](spread_out(states))
+            return text, text
+        even, width = normed_states(states), states.shape[-1]
+        # Scaled so that projections keep the size of values, whatever width they lead to.
+        video = projections["video_aggregate_embed"](even * math.sqrt(self.config.width / width))
+        heard = projections["audio_aggregate_embed"](even * math.sqrt(sound.width / width))
+        return video, heard

@@ -30,6 +30,7 @@ class CrossAttention(nn.Module):
         heads, dim_head: Number of heads and their width.
         eps: Of the norms.
         is_patched: Whether custom nodes may change what the heads give.
+        apply_gated_attention: Whether each token says how much of what each head gives it takes.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class CrossAttention(nn.Module):
         *,
         eps: float = QK_EPS,
         is_patched: bool = False,
+        apply_gated_attention: bool = False,
     ) -> None:
         super().__init__()
         del dropout  # of training
@@ -58,6 +60,7 @@ class CrossAttention(nn.Module):
         self.to_q = linear(query_dim, inner, **place)
         self.to_k, self.to_v = (linear(context_dim, inner, **place) for _ in range(2))
         self.to_out = nn.Sequential(linear(inner, query_dim, **place), nn.Identity())
+        self.to_gate_logits = linear(query_dim, heads, **place) if apply_gated_attention else None
 
     def forward(
         self,
@@ -79,6 +82,9 @@ class CrossAttention(nn.Module):
         )  # fmt: skip
         if self.is_patched:
             out = patches.attention_output(out, transformer_options, self.heads, (0, x.shape[1]))
+        if self.to_gate_logits is not None:
+            gates = 2 * self.to_gate_logits(x).sigmoid()  # 1 where a gate says nothing
+            out = (out.unflatten(-1, (self.heads, -1)) * gates[..., None]).flatten(-2)
         return self.to_out(out)
 
 

@@ -102,6 +102,7 @@ REFINED_TEXT: Rules = (  # the part of HunyuanVideo that reads the text; the res
 LTX: Rules = (
     (r"^(audio_)?proj_in$", r"\1patchify_proj"),
     (r"^(audio_)?time_embed_", r"\1adaln_single_"),
+    (r"^(audio_)?prompt_adaln_", r"\1prompt_adaln_single_"),
     (r"^av_cross_attn_(video|audio)_scale_shift_", r"av_ca_\1_scale_shift_adaln_single_"),
     (r"^av_cross_attn_(video|audio)_(a2v|v2a)_gate_", r"av_ca_\2_gate_adaln_single_"),
 )

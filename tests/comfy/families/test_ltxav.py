@@ -14,14 +14,16 @@ from torch import Tensor
 
 from comfy import loading
 from comfy.devices import residency
-from comfy.families import unsupported
 from comfy.families.family import BrokenModelError
 from comfy.families.ltxav import read_ltxav_config
 from comfy.ldm.lightricks.av_model import LTXAVModel
 from comfy.nested_tensor import NestedTensor
 from comfy.patching.dynamic import ModelPatcherDynamic
 from comfy.patching.patcher import ModelPatcher
+from comfy.sampling.guidance import CFGGuider
 from comfy.saving import save_checkpoint
+from comfy_extras import nodes_custom_sampler as custom
+from comfy_extras.nodes_lt_guidance import Guider_LTXVDualCFG
 from comfy_nodes.sampling import common_ksampler
 from tests.comfy.families import key_shapes
 from tests.comfy.families.small_files import PREFIX, prefixed
@@ -36,6 +38,11 @@ SIZES: dict[str, Any] = {
     "caption_channels": TEXT, "num_layers": 2,
 }  # fmt: skip
 VIDEO, SOUND = (1, 128, 3, 2, 3), (1, 4, 7, 4)
+# Of LTX-2.3: gates, texts that the time modulates and that come as wide as they are read.
+LATER = {
+    **SIZES, "caption_channels": None, "apply_gated_attention": True, "cross_attention_adaln": True,
+}  # fmt: skip
+LATER_TEXT = SIZES["cross_attention_dim"] + SIZES["audio_cross_attention_dim"]
 TOLD = {"rope_type": "interleaved", "av_ca_timestep_scale_multiplier": 500.0}
 
 
@@ -56,8 +63,8 @@ def varied(module: torch.nn.Module, seed: int) -> dict[str, Tensor]:
     return {k: v if v.ndim > 1 else others[k] for k, v in made.items()}
 
 
-def load(folder: Path, **header: Any) -> Any:
-    weights = prefixed(varied(LTXAVModel(**SIZES), 4), PREFIX)
+def load(folder: Path, sizes: dict[str, Any] = SIZES, **header: Any) -> Any:
+    weights = prefixed(varied(LTXAVModel(**sizes), 4), PREFIX)
     told = {"config": json.dumps({"transformer": header})} if header else None
     path = folder / "ltx2.safetensors"
     save_file({k: v.contiguous() for k, v in weights.items()}, path, metadata=told)
@@ -86,34 +93,61 @@ def sampled(
 
 
 @pytest.mark.parametrize(
-    ("kind", "video", "sound"),
+    ("sizes", "text", "kind", "video", "sound"),
     [
-        ("split", [2.9972, 2.7108, 4.4377], [-1.2194, -1.3171, 0.2827, 1.3549]),
-        ("interleaved", [2.9939, 2.7856, 4.5283], [-1.2187, -1.3281, 0.2784, 1.3621]),
+        (SIZES, 2 * TEXT, "split", [2.9972, 2.7108, 4.4377], [-1.2194, -1.3171, 0.2827, 1.3549]),
+        (
+            SIZES, 2 * TEXT, "interleaved",
+            [2.9939, 2.7856, 4.5283], [-1.2187, -1.3281, 0.2784, 1.3621],
+        ),
+        (LATER, LATER_TEXT, "split", [3.566, 4.274, 4.6988], [2.0775, 1.5284, 2.1213, 1.8162]),
+        (
+            LATER, LATER_TEXT, "interleaved",
+            [3.4642, 4.2024, 4.6169], [2.0342, 1.5061, 2.1005, 1.7907],
+        ),
     ],
-)
+    ids=["2 split", "2 interleaved", "2.3 split", "2.3 interleaved"],
+)  # fmt: skip
 def test_the_network_gives_what_another_implementation_gives(
-    kind: str, video: list[float], sound: list[float]
+    sizes: dict[str, Any], text: int, kind: str, video: list[float], sound: list[float]
 ) -> None:
-    """The implementation of the diffusers library, on the same weights; each cell has its time."""
-    network = LTXAVModel(**SIZES, rope_type=kind).eval()
+    """The implementation of the diffusers library, on the same weights; each cell has its time, and
+    the step the latest of them.
+    """
+    network = LTXAVModel(**sizes, rope_type=kind).eval()
     network.load_state_dict(varied(network, 4))
     times = torch.linspace(0.1, 0.9, 18)[None, :, None], torch.linspace(0.8, 0.2, 7)[None]
-    context = noise(1, 5, 2 * TEXT, seed=5)
+    context = noise(1, 5, text, seed=5)
     made = network([noise(*VIDEO), noise(*SOUND)], times, context, frame_rate=24.0)
     assert isinstance(made, list)
     torch.testing.assert_close(made[0][0, 7, :, 1, 2], torch.tensor(video), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(made[1][0, 2, :4, 1], torch.tensor(sound), rtol=1e-3, atol=1e-3)
 
 
-def test_sizes_are_read_from_the_weights_and_a_hole_is_named() -> None:
-    weights = varied(LTXAVModel(**SIZES), 4)
+@pytest.mark.parametrize(("sizes", "name"), [(SIZES, "LTX-2"), (LATER, "LTX-2.3")])
+def test_sizes_are_read_from_the_weights_and_a_hole_is_named(
+    sizes: dict[str, Any], name: str
+) -> None:
+    weights = varied(LTXAVModel(**sizes), 4)
     config = read_ltxav_config(weights)
     assert config is not None
-    assert {"in_channels": 128, **config} == {"image_model": "ltxav", **SIZES}
+    assert {"in_channels": 128, **config} == {"image_model": "ltxav", **sizes}
     del weights["audio_patchify_proj.weight"]
-    with pytest.raises(BrokenModelError, match="layout of LTX-2, but audio_patchify_proj"):
+    with pytest.raises(BrokenModelError, match=f"layout of {name}, but audio_patchify_proj"):
         read_ltxav_config(weights)
+
+
+def test_heads_are_counted_by_their_gates() -> None:
+    sizes = {"num_attention_heads": 16, "audio_num_attention_heads": 8}
+    heads = {**sizes, "attention_head_dim": 8, "audio_attention_head_dim": 8}
+    config = read_ltxav_config(varied(LTXAVModel(**{**LATER, **heads}), 4))
+    assert config is not None
+    assert {name: config[name] for name in heads} == heads
+
+
+def test_a_text_that_times_modulate_is_as_wide_as_its_stream() -> None:
+    with pytest.raises(ValueError, match="width 128 modulates its text, but reads one 96 wide"):
+        LTXAVModel(**{**LATER, "cross_attention_dim": 96})
 
 
 def test_published_networks_have_a_place_for_every_key(golden_folder: Path) -> None:
@@ -122,24 +156,62 @@ def test_published_networks_have_a_place_for_every_key(golden_folder: Path) -> N
     assert {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in recorded.items()}
 
 
-def test_a_later_version_is_named() -> None:
-    weights = varied(LTXAVModel(**SIZES), 4)
-    weights["prompt_adaln_single.linear.weight"] = torch.ones(1)
-    weights["audio_prompt_adaln_single.linear.weight"] = torch.ones(1)
-    assert read_ltxav_config(weights) is None
-    assert unsupported.name_of(weights, "") == "LTX-2.3, video with sound"
+@pytest.mark.parametrize(
+    ("key", "shape"),
+    [
+        ("adaln_single.linear.weight", (9 * 4096, 4096)),
+        ("audio_prompt_adaln_single.linear.weight", (2 * 2048, 2048)),
+        ("transformer_blocks.47.scale_shift_table", (9, 4096)),
+        ("transformer_blocks.47.audio_prompt_scale_shift_table", (2, 2048)),
+        ("transformer_blocks.47.audio_attn2.to_gate_logits.weight", (32, 2048)),
+        ("transformer_blocks.47.audio_to_video_attn.to_gate_logits.weight", (32, 4096)),
+        ("transformer_blocks.47.video_to_audio_attn.to_gate_logits.bias", (32,)),
+    ],
+)
+def test_the_later_network_has_a_place_for_its_keys(key: str, shape: tuple[int, ...]) -> None:
+    kind = {"apply_gated_attention": True, "cross_attention_adaln": True}
+    network = LTXAVModel(caption_channels=None, **kind, device="meta")
+    assert network.state_dict()[key].shape == shape
 
 
-def test_video_and_sound_are_made_together_and_survive_saving(tmp_path: Path) -> None:
-    model = load(tmp_path, **TOLD)
+def test_a_given_cell_does_not_change_how_texts_and_the_other_stream_are_read() -> None:
+    """They are read at the time of the step, which is that of the cells that are made."""
+    network = LTXAVModel(**LATER)
+    network.load_state_dict(varied(network, 4))
+    latents, text = [noise(*VIDEO), noise(*SOUND)], noise(1, 5, LATER_TEXT)
+
+    def heard(first: float) -> Tensor:
+        """What the sound makes of the video without seeing its cells."""
+        video = torch.full((1, 18, 1), 0.5)
+        video[:, 0] = first
+        told = {"v2a_cross_attn": False, "run_vx": False}
+        made = network(latents, (video, torch.full((1, 7), 0.5)), text, transformer_options=told)
+        return made[1]
+
+    assert torch.equal(heard(0.0), heard(0.5))
+    options = {"a2v_cross_attn": False, "v2a_cross_attn": False}
+    both = torch.full((1, 18, 1), 0.5), torch.full((1, 7), 0.5)
+    alike = network(latents, both, text, transformer_options=options)
+    other = network(latents, (both[0], both[1] / 2), text, transformer_options=options)
+    assert torch.equal(alike[0], other[0])  # its text is read at its own time
+    together = [network(latents, one, text)[0] for one in (both, (both[0], both[1] / 2))]
+    assert not torch.allclose(*together)
+
+
+@pytest.mark.parametrize(("sizes", "text"), [(SIZES, TEXT), (LATER, LATER_TEXT // 2)])
+def test_video_and_sound_are_made_together_and_survive_saving(
+    sizes: dict[str, Any], text: int, tmp_path: Path
+) -> None:
+    model = load(tmp_path, sizes, **TOLD)
     assert type(model.model.model_config).__name__ == "LTXAV"
-    video, sound = sampled(model)
+    video, sound = sampled(model, text=text)
     assert (video.shape, sound.shape) == (VIDEO, SOUND)
-    assert not torch.equal(sampled(load(tmp_path))[0], video)  # as the header tells
+    without = load(tmp_path, sizes)
+    assert not torch.equal(sampled(without, text=text)[0], video)  # as the header tells
     path = str(tmp_path / "again.safetensors")
     save_checkpoint(path, model)
     again = loading.load_diffusion_model(path)
-    assert all(torch.equal(a, b) for a, b in zip(sampled(again), (video, sound)))
+    assert all(torch.equal(a, b) for a, b in zip(sampled(again, text=text), (video, sound)))
 
 
 def test_each_looks_at_the_other_and_at_its_own_text(tmp_path: Path) -> None:
@@ -167,6 +239,35 @@ def test_each_looks_at_the_other_and_at_its_own_text(tmp_path: Path) -> None:
     told = made(muted, 1.0)  # gates are shut: each has its own text alone
     assert torch.equal(told[0], without[0])
     assert not torch.allclose(told[1], without[1])
+
+
+@pytest.mark.parametrize(("sizes", "text"), [(SIZES, 2 * TEXT), (LATER, LATER_TEXT)])
+def test_pictures_and_sound_are_guided_by_scales_of_their_own(
+    sizes: dict[str, Any], text: int, tmp_path: Path
+) -> None:
+    model = load(tmp_path, sizes)
+    texts = [[[noise(1, 6, text, seed=seed), {}]] for seed in (3, 4)]
+
+    def member(guider: Any, number: int) -> Tensor:
+        """Of one step from noise, which ends at the clean estimate."""
+        guider.set_conds(*texts)
+        output = custom.SamplerCustomAdvanced.execute(
+            noise=custom.RandomNoise.execute(3)[0],
+            guider=guider,
+            sampler=custom.KSamplerSelect.execute("euler")[0],
+            sigmas=torch.tensor([0.9, 0.0]),
+            latent_image={"samples": NestedTensor([torch.zeros(VIDEO), torch.zeros(SOUND)])},
+        )
+        made: Tensor = output[0]["samples"].unbind()[number]
+        return made
+
+    both = Guider_LTXVDualCFG(model)
+    both.set_cfg(3.0, 7.0)
+    for number, cfg in enumerate((3.0, 7.0)):
+        usual = CFGGuider(model)
+        usual.set_cfg(cfg)
+        torch.testing.assert_close(member(both, number), member(usual, number))
+        assert not torch.allclose(member(both, 1 - number), member(usual, 1 - number))
 
 
 def test_a_batch_and_guidance_give_the_same(tmp_path: Path) -> None:

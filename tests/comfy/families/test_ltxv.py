@@ -53,13 +53,14 @@ FIRST = LTXVConfig(
     8,
 )  # fmt: skip
 TIMED = {"has_time": True}
+FEWER: dict[str, Any] = {"reduction": 2, "keeps": True}
 SECOND = LTXVConfig(
     FIRST.encoder,
     (
-        block("res", 64, 64, **TIMED), block("unpack", 64, 32, strides=ALL, reduction=2),
+        block("res", 64, 64, **TIMED), block("unpack", 64, 32, strides=ALL, **FEWER),
         block("res", 32, 32, has_noise=True, **TIMED),
-        block("unpack", 32, 16, strides=ALL, reduction=2), block("res", 16, 16, **TIMED),
-        block("unpack", 16, 8, strides=ALL, reduction=2), block("res", 8, 8, **TIMED),
+        block("unpack", 32, 16, strides=ALL, **FEWER), block("res", 16, 16, **TIMED),
+        block("unpack", 16, 8, strides=ALL, **FEWER), block("res", 8, 8, **TIMED),
     ),
     8,
     True,
@@ -83,14 +84,27 @@ SECOND_GENERATION = LTXVConfig(
         block("pack", 64, 64, strides=ALL), block("res", 64, 64),
     ),
     (
-        block("res", 64, 64), block("unpack", 64, 32, strides=ALL, reduction=2),
-        block("res", 32, 32), block("unpack", 32, 16, strides=ALL, reduction=2),
-        block("res", 16, 16), block("unpack", 16, 8, strides=ALL, reduction=2), block("res", 8, 8),
+        block("res", 64, 64), block("unpack", 64, 32, strides=ALL, **FEWER),
+        block("res", 32, 32), block("unpack", 32, 16, strides=ALL, **FEWER),
+        block("res", 16, 16), block("unpack", 16, 8, strides=ALL, **FEWER), block("res", 8, 8),
     ),
     8,
     decoder_border="reflect",
 )  # fmt: skip
-VERSIONS = {"0.9": FIRST, "0.9.1": SECOND, "0.9.5": THIRD, "2": SECOND_GENERATION}
+LATER = LTXVConfig(
+    SECOND_GENERATION.encoder,
+    (
+        block("res", 64, 64), block("unpack", 64, 32, strides=ALL, reduction=2),
+        block("res", 32, 32), block("unpack", 32, 32, strides=ALL),
+        block("res", 32, 32), block("unpack", 32, 16, strides=TIME, reduction=2),
+        block("res", 16, 16), block("unpack", 16, 8, strides=SPACE, reduction=2),
+        block("res", 8, 8),
+    ),
+    8,
+)  # fmt: skip
+VERSIONS = {
+    "0.9": FIRST, "0.9.1": SECOND, "0.9.5": THIRD, "2": SECOND_GENERATION, "2.3": LATER,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -241,14 +255,19 @@ MOMENTS = [2.47696, 9.31065, 19.72768]
 
 
 @pytest.mark.parametrize(
-    ("causal", "pixels"),
-    [(False, [1.91386, 3.58256, -1.85733]), (True, [3.23117, 3.57202, -4.6724])],
+    ("version", "causal", "pixels"),
+    [
+        ("2", False, [1.91386, 3.58256, -1.85733]),
+        ("2", True, [3.23117, 3.57202, -4.6724]),
+        ("2.3", False, [-2.0629, -0.78156, -0.67624]),
+        ("2.3", True, [1.68797, 4.9057, 0.6826]),
+    ],
 )
-def test_the_autoencoder_of_ltx_2_gives_what_another_implementation_gives(
-    causal: bool, pixels: list[float]
+def test_the_autoencoders_of_ltx_2_give_what_another_implementation_gives(
+    version: str, causal: bool, pixels: list[float]
 ) -> None:
     """The implementation of the diffusers library, on the same weights."""
-    config = replace(SECOND_GENERATION, causal_decoder=causal)
+    config = replace(VERSIONS[version], causal_decoder=causal)
     network = LTXVideoVAE(config).eval()
     network.load_state_dict(autoencoder(config))
     generator = torch.Generator().manual_seed(3)
@@ -273,6 +292,19 @@ def test_the_header_tells_borders_and_what_the_decoder_sees() -> None:
     header = {"config": json.dumps(told)}
     made = [VAE(sd=weights, metadata=one).decode(latent) for one in (header, None)]
     assert not torch.allclose(*made)
+
+
+def test_the_header_tells_which_blocks_keep_what_they_unpack() -> None:
+    entry = {"residual": True, "multiplier": 2}
+    listed: list[Any] = [["res_x", {"num_layers": 1}]] * 9  # the decoder's last block first
+    listed[5] = ["compress_all", entry]
+    told = {"config": json.dumps({"vae": {"decoder_blocks": listed}})}
+    kept = {}
+    for name, header in (("told", told), ("usual", None)):
+        spec = detect_autoencoder(autoencoder(LATER), header)
+        assert spec is not None
+        kept[name] = [block.keeps for block in spec.build().config.decoder]
+    assert kept == {"told": [n == 3 for n in range(9)], "usual": [False] * 9}
 
 
 def test_an_unknown_border_is_refused() -> None:

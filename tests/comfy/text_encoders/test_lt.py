@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 import folder_paths
 from comfy import loading, text_loading
 from comfy.devices import residency
+from comfy.families.text_sizes import text_model_configs
 from comfy.ldm.lightricks.connectors import Connectors, ConnectorsConfig
 from comfy.ldm.llm.gemma_vl import Gemma3VL
 from comfy.ldm.llm.model import DecoderLLM
@@ -40,6 +42,11 @@ GEMMA: dict[str, Any] = {
     "num_hidden_layers": 48, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
 }  # fmt: skip
 SIZES = ConnectorsConfig(states=49 * WIDTH, width=WIDTH, heads=1, layers=2, registers=128)
+# Of LTX-2.3: as wide as the streams of the network, each with a projection of its own.
+OF_SOUND = ConnectorsConfig(
+    states=49 * WIDTH, width=64, heads=4, layers=1, registers=64, is_gated=True
+)
+LATER = replace(OF_SOUND, width=128, heads=8, layers=2, registers=128, sound=OF_SOUND)
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +69,8 @@ def gemma() -> dict[str, Tensor]:
     return softened(random_like(DecoderLLM(GEMMA, None, "cpu", manual_cast), 7), 0.2)
 
 
-def connectors() -> dict[str, Tensor]:
-    return softened(random_like(Connectors(SIZES), 8), 0.5)
+def connectors(sizes: ConnectorsConfig = SIZES) -> dict[str, Tensor]:
+    return softened(random_like(Connectors(sizes), 8), 0.5)
 
 
 def in_checkpoint(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -117,6 +124,36 @@ def test_all_of_it_gives_what_other_implementations_give(folders: Path) -> None:
     found = {"word": cond[0, 3, 4:8], "register": cond[0, 700, 40:44]}
     for name, value in found.items():
         torch.testing.assert_close(value, torch.tensor(expected[name]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("split", [[1.1555, -1.0969, -0.7344], [-0.825, -2.0199, 1.368],
+                   [1.8503, -0.8462, 0.1395], [-1.1602, -1.121, 0.8939]]),
+        ("interleaved", [[1.1442, -1.1005, -0.732], [-0.8182, -2.0295, 1.378],
+                         [1.8523, -0.8437, 0.1335], [-1.1614, -1.1222, 0.8946]]),
+    ],
+)  # fmt: skip
+def test_connectors_of_their_own_give_what_another_implementation_gives(
+    kind: str, expected: list[list[float]]
+) -> None:
+    """The implementation of the diffusers library, on the same weights."""
+    sizes: dict[str, Any] = {"layers": 2, "is_gated": True, "rope_type": kind}
+    sound = ConnectorsConfig(49 * WIDTH, width=24, heads=3, registers=64, **sizes)
+    config = ConnectorsConfig(49 * WIDTH, width=48, heads=4, sound=sound, **sizes)
+    network = Connectors(config)
+    network.load_state_dict(connectors(config))
+    made = network(5 * test_ltxav.noise(1, 49, 6, WIDTH, seed=9))
+    assert made.shape == (1, 1024, 48 + 24)
+    found = [made[0, place, first : first + 3] for place in (3, 700) for first in (4, 52)]
+    torch.testing.assert_close(torch.stack(found), torch.tensor(expected), rtol=0, atol=2e-4)
+
+
+def test_each_connector_has_its_sizes_by_its_weights_and_heads_by_its_gates() -> None:
+    weights = prefixed(connectors(LATER), f"{lt.CONNECTORS}.transformer.")
+    found = text_model_configs(weights, {})[f"{lt.CONNECTORS}_model_config"]
+    assert ConnectorsConfig.from_options(found) == LATER
 
 
 def test_registers_stand_behind_the_text_in_whole_rounds() -> None:
@@ -208,6 +245,17 @@ def test_what_is_missing_is_told(folders: Path) -> None:
     save_file(prefixed(short, ""), folders / "checkpoints/ltx2.safetensors")
     with pytest.raises(WeightFileError, match=r"lacks .*audio_embeddings_connector"):
         loaded()
+
+
+def test_the_later_connectors_have_a_place_for_their_keys() -> None:
+    sizes: dict[str, Any] = {"heads": 32, "layers": 8, "is_gated": True}
+    config = ConnectorsConfig(width=4096, sound=ConnectorsConfig(width=2048, **sizes), **sizes)
+    own = {k: tuple(v.shape) for k, v in Connectors(config, device="meta").state_dict().items()}
+    assert own["text_embedding_projection.video_aggregate_embed.weight"] == (4096, 188160)
+    assert own["text_embedding_projection.audio_aggregate_embed.bias"] == (2048,)
+    gates = "transformer_1d_blocks.7.attn1.to_gate_logits.weight"
+    assert own[f"audio_embeddings_connector.{gates}"] == (32, 2048)
+    assert own[f"video_embeddings_connector.{gates}"] == (32, 4096)
 
 
 def test_the_published_connectors_have_a_place_for_every_key() -> None:

@@ -44,7 +44,7 @@ FLUX2 = network(
     single_stream_modulation__lin=SIZE, single_blocks__0__linear1=3 * SIZE + WIDE,
     single_blocks__0__linear2=SIZE,
 )  # fmt: skip
-LTX = network(patchify_proj=SIZE, adaln_single__linear=SIZE)
+LTX = network(patchify_proj=SIZE, adaln_single__linear=SIZE, audio_prompt_adaln_single__linear=SIZE)
 LUMINA = network(
     cap_embedder__1=SIZE, layers__0__attention__qkv=10, layers__0__attention__out=SIZE,
     layers__0__feed_forward__w2=SIZE, layers__0__adaLN_modulation__1=SIZE, t_embedder__mlp__2=SIZE,
@@ -96,6 +96,7 @@ CASES: list[tuple[dict[str, torch.Tensor], str, str, int, int]] = [
     (FLUX2, "time_guidance_embed.timestep_embedder.linear_1", "time_in.in_layer", 0, 6),
     (LTX, "proj_in", "patchify_proj", 0, 6),
     (LTX, "time_embed.linear", "adaln_single.linear", 0, 6),
+    (LTX, "audio_prompt_adaln.linear", "audio_prompt_adaln_single.linear", 0, 6),
     # six rows of queries, and two of keys and of values each
     (LUMINA, "layers.0.attn.to_q", "layers.0.attention.qkv", 0, 6),
     (LUMINA, "layers.0.attn.to_k", "layers.0.attention.qkv", 6, 2),

@@ -46,6 +46,7 @@ class BlockSizes:
         strides: Of time, height and width.
         has_time, has_noise: Whether layers are told a time, and noise is added to them.
         reduction: How many times fewer channels come out than were unpacked.
+        keeps: Whether what is given is unpacked too, and added.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class BlockSizes:
     has_time: bool = False
     has_noise: bool = False
     reduction: int = 1
+    keeps: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,13 +223,14 @@ class Unpack(nn.Module):
     def __init__(self, sizes: BlockSizes, causal: bool, parts: Parts) -> None:
         super().__init__()
         self.strides, self.reduction = sizes.strides, sizes.reduction
+        self.keeps = sizes.keeps
         made = sizes.width * math.prod(sizes.strides) // sizes.reduction
         self.conv = CausalConv3d(sizes.width, made, causal=causal, **parts)
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         first = self.strides[0] - 1  # stands for one frame, not for all of a cell
         made = _unpacked(self.conv(x), self.strides)[:, :, first:]
-        if self.reduction == 1:
+        if not self.keeps:
             return made
         kept = _unpacked(x, self.strides)[:, :, first:]
         times = math.prod(self.strides) // self.reduction
