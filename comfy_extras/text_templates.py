@@ -1,14 +1,17 @@
 """Texts with places for values, written as for Python's `str.format`.
 
-Two things are kept from a template that somebody else may have written: names that begin with an
-underscore, by which any object leads to all of Python, and widths that would fill the memory.
+Kept from a template that somebody else may have written are names that begin with an underscore and
+parts of modules or running code, by which a value leads to all of Python and to the environment,
+and lengths that would fill the memory.
 """
 
 from __future__ import annotations
 
 import re
 import string
+from _string import formatter_field_name_split  # type: ignore[import-not-found]
 from collections.abc import Mapping, Sequence
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, ModuleType
 from typing import Any
 
 from comfy_execution.text_limit import require_text_fits
@@ -17,13 +20,24 @@ CANNOT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, R
 """What a template that makes no sense ends in."""
 
 
+CLOSED = (ModuleType, GeneratorType, CoroutineType, AsyncGeneratorType)
+"""Values that lead to modules and frames by names without an underscore."""
+
+
 class _Formatter(string.Formatter):
     """Python's rules, without what is hidden and without what is too long."""
 
+    def __init__(self) -> None:
+        self.characters = 0  # of all values so far
+
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if re.search(r"\._|\[_", field_name):
-            raise ValueError(f"{{{field_name}}} asks for a hidden part of a value")
-        return super().get_field(field_name, args, kwargs)
+        first, steps = formatter_field_name_split(field_name)
+        value = self.get_value(first, args, kwargs)
+        for is_attribute, name in steps:
+            if str(name).startswith("_") or isinstance(value, CLOSED):
+                raise ValueError(f"{{{field_name}}} asks for a hidden part of a value")
+            value = getattr(value, name) if is_attribute else value[name]
+        return value, first
 
     def get_value(
         self,
@@ -38,7 +52,10 @@ class _Formatter(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> Any:
         for digits in re.findall(r"\d+", format_spec):
             require_text_fits(int(digits[:20]))
-        return super().format_field(value, format_spec)
+        made = super().format_field(value, format_spec)
+        self.characters += len(made)
+        require_text_fits(self.characters)
+        return made
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:

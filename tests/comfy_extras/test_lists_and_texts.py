@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from comfy_api.latest import InputImpl, Types, io
+from comfy_execution import text_limit
 from comfy_execution.executor import PromptExecutor
 from comfy_execution.registry import NodeRegistry
 from comfy_extras import nodes_lists, nodes_primitive, nodes_string, nodes_video
@@ -106,7 +107,7 @@ def test_a_text_is_filled_in_a_graph() -> None:
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{b}", r"there is no value \{b\}; its values are \{a\}"),
+        ("{b}", r"there is no value \{b\}; its values are \{a\}, \{m\}"),
         ("{}", "cannot be filled: there is no value"),
         ("{a", "expected '}'"),
         ('{"text": "{a}"}', "braces that stand for themselves are written twice"),
@@ -115,11 +116,31 @@ def test_a_text_is_filled_in_a_graph() -> None:
         ("{a[_x]}", "a hidden part of a value"),
         ("{a:>9999999999}", "at most"),
         ("{a.nothing}", "no attribute 'nothing'"),
+        ("{a[0].__class__}", "a hidden part of a value"),
+        ("{m.os.environ}", r"\{m.os.environ\} asks for a hidden part of a value"),
+        ("{m.path}", "a hidden part of a value"),
+        ("{g.gi_frame.f_globals}", "a hidden part of a value"),
     ],
 )
 def test_a_text_that_cannot_be_filled_says_why(template: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        nodes_string.StringFormat.execute(template, {"a": "text"})
+        nodes_string.StringFormat.execute(
+            template, {"a": "text", "m": pytest, "g": (i for i in "")}
+        )
+
+
+def test_a_text_too_long_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counted(str):
+        made = 0
+
+        def __format__(self, form: str) -> str:
+            Counted.made += 1
+            return str(self)
+
+    monkeypatch.setattr(text_limit._Installed, "characters", 1000)
+    with pytest.raises(ValueError, match="at most 1,000 are accepted"):
+        nodes_string.StringFormat.execute("{a}" * 500, {"a": Counted("x" * 100)})
+    assert Counted.made == 11
 
 
 def video(frames: int = 8, rate: int = 4) -> Any:
