@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageColor, UnidentifiedImageError
+from PIL import Image, ImageColor
 from torch import Tensor
 
 import folder_paths
@@ -33,10 +33,10 @@ def painted(name: str) -> Tensor:
         with Image.open(path) as opened:
             picture = node_helpers.load_pixels(opened, "RGBA")
             values = np.asarray(picture, dtype=np.float32) / 255.0
-    except (FileNotFoundError, UnidentifiedImageError) as error:
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(
-            f"mask: expected a picture that was painted on the node, found {name!r}, which is not "
-            "in its folder or no picture; paint anew, or clear the canvas"
+            f"mask: expected a picture that was painted on the node, found {name!r}, which "
+            f"cannot be read ({error}); paint anew, or clear the canvas"
         ) from error
     return torch.from_numpy(values).permute(2, 0, 1)[None]
 
@@ -81,14 +81,16 @@ class Painter(io.ComfyNode):
         return io.NodeOutput(base * (1.0 - weight) + colours * weight, covered)
 
     @classmethod
-    def fingerprint_inputs(cls, mask: str, **kwargs: Any) -> str:
+    def fingerprint_inputs(cls, mask: str | None, **kwargs: Any) -> str:
         del kwargs
-        path = folder_paths.get_annotated_filepath(mask) if mask.strip() else ""
-        return node_helpers.file_digest(path) if path else ""
+        if not mask or not folder_paths.exists_annotated_filepath(mask):
+            return ""  # it is linked, empty or gone
+        return node_helpers.file_digest(folder_paths.get_annotated_filepath(mask))
 
     @classmethod
-    def validate_inputs(cls, mask: str) -> bool | str:
-        if mask.strip() and not folder_paths.exists_annotated_filepath(mask):
+    def validate_inputs(cls, mask: str | None) -> bool | str:
+        # A linked one is not known yet.
+        if mask is not None and mask.strip() and not folder_paths.exists_annotated_filepath(mask):
             return f"mask: the painted picture {mask!r} is not there; paint anew"
         return True
 

@@ -65,11 +65,28 @@ def test_what_was_painted_decides_whether_the_node_runs_again(
     assert Painter.fingerprint_inputs("") == ""
 
 
+def test_a_painting_that_another_node_names_is_known_when_it_runs() -> None:
+    assert Painter.validate_inputs(None) is True
+    assert Painter.fingerprint_inputs(None) == ""
+
+
+def test_paint_with_far_too_many_pixels_is_refused(
+    painting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64)
+    with pytest.raises(ValueError, match=r"mask: expected a picture.*exceeds limit"):
+        Painter.execute(painting, 64, 64, "#000000")
+
+
 def test_paint_that_is_not_there_is_named(painting: str, tmp_path: Path) -> None:
     assert Painter.validate_inputs(painting) is True
     assert Painter.validate_inputs("") is True
     assert "'gone.png [input]' is not there" in Painter.validate_inputs("gone.png [input]")
+    assert "is not there" in str(Painter.validate_inputs("../gone.png"))
     (tmp_path / "painter-1.png").write_text("no picture")
+    with pytest.raises(ValueError, match="mask: expected a picture"):
+        Painter.execute(painting, 64, 64, "#000000")
+    (tmp_path / "painter-1.png").unlink()
     with pytest.raises(ValueError, match="mask: expected a picture"):
         Painter.execute(painting, 64, 64, "#000000")
     with pytest.raises(ValueError, match="bg_color: expected a colour as #rrggbb, found 'reddish'"):
