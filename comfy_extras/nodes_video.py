@@ -227,6 +227,8 @@ class VideoSlice(io.ComfyNode):
     def execute(
         cls, video: VideoInput, start_time: float, duration: float, strict_duration: bool
     ) -> io.NodeOutput:
+        if not duration >= 0:
+            raise ValueError(f"duration: expected 0 (all that is left) or more, found {duration:g}")
         piece = video.as_trimmed(start_time, duration, strict_duration)
         if piece is None:
             wanted = f"{duration:g} seconds of it" if duration else "the rest of it"
@@ -234,6 +236,12 @@ class VideoSlice(io.ComfyNode):
                 f"start_time, duration: the video lasts {video.get_duration():g} seconds, and "
                 f"{wanted} from {start_time:g} seconds on cannot be cut; start earlier, or take a "
                 "shorter piece"
+            )
+        if piece.get_frame_count() < 1:
+            raise ValueError(
+                f"duration: {piece.get_duration():g} seconds from {start_time:g} seconds on are "
+                f"less than one of {float(video.get_frame_rate()):g} pictures a second; take a "
+                "longer piece, or start earlier"
             )
         return io.NodeOutput(piece)
 

@@ -171,6 +171,8 @@ def test_a_piece_is_cut_out_of_a_video_with_its_sound(
     [
         (1.0, 9.0, True, "lasts 2 seconds, and 9 seconds of it from 1 seconds on cannot be cut"),
         (2.0, 0.0, False, "the rest of it from 2 seconds on cannot be cut"),
+        (0.0, -1.0, False, "duration: expected 0 .* or more, found -1"),
+        (0.0, 0.01, False, "duration: .* less than one of 4 pictures a second"),
     ],
 )
 def test_a_piece_that_is_not_there_is_named(
