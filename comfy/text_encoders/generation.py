@@ -146,14 +146,17 @@ def computing_dtype(network: DecoderLLM, device: torch.device) -> torch.dtype:
 
 def memory_needed(encoder: SDClipModel, tokens: int, max_length: int, device: torch.device) -> int:
     """Bytes beside the weights for reading so many tokens and writing so many."""
-    config = encoder.transformer.config
-    itemsize = computing_dtype(encoder.transformer, device).itemsize
+    network: DecoderLLM = encoder.transformer
+    config, dtype = network.config, computing_dtype(network, device)
     kept = cache_bytes(
         config.num_hidden_layers, config.num_key_value_heads, config.head_dim,
-        tokens + max_length, itemsize,
+        tokens + max_length, dtype.itemsize,
     )  # fmt: skip
-    reading = tokens * (ROWS_AT_ONCE * config.intermediate_size + 2 * tokens) * itemsize
-    return int(kept + reading + 2 * config.vocab_size * torch.float32.itemsize)
+    reading = tokens * (ROWS_AT_ONCE * config.intermediate_size + 2 * tokens) * dtype.itemsize
+    head: Any = network.lm_head or network.model.embed_tokens
+    is_cast = head.weight.dtype != dtype  # or unpacked, with every word
+    table = config.vocab_size * config.hidden_size * dtype.itemsize if is_cast else 0
+    return int(kept + reading + table + 2 * config.vocab_size * torch.float32.itemsize)
 
 
 def write(

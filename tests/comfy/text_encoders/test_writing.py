@@ -259,6 +259,18 @@ def test_more_words_than_the_machine_can_hold_are_refused(folder: Path) -> None:
         said(clip, "a cat", 10**9)
 
 
+def test_the_table_of_words_counts_where_it_is_cast_for_every_word(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerators, "cpu_multiplies_bf16", lambda: False)
+    encoder: Any = loaded(folder, "qwen3", dtype=torch.float32).cond_stage_model.qwen3_4b
+    whole = generation.memory_needed(encoder, 5, 8, CPU)
+    table = encoder.transformer.model.embed_tokens
+    table.weight.data = table.weight.data.to(torch.bfloat16)
+    cast = 4 * SIZES["vocab_size"] * SIZES["hidden_size"]
+    assert generation.memory_needed(encoder, 5, 8, CPU) == whole + cast
+
+
 def test_what_only_writing_needs_gives_way_first(folder: Path) -> None:
     with simulated_accelerator():
         clip = loaded(folder, "qwen25")
