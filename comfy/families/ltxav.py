@@ -21,6 +21,8 @@ from comfy.text_encoders import lt
 SOUND_MARK = "audio_adaln_single.linear.weight"
 # Of LTX-2.3: the time modulates the text, attentions have gates.
 TOLD_TEXT = "prompt_adaln_single.linear.weight"
+# Without the former, of networks whose text is modulated alike at all times.
+TEXT_TABLE = "transformer_blocks.0.audio_prompt_scale_shift_table"
 GATES = "transformer_blocks.0.{}.to_gate_logits.weight"
 PROJECTION = "caption_projection.linear_1.weight"
 NUMBER = (int, float)
@@ -48,6 +50,8 @@ def read_ltxav_config(state_dict: Mapping[str, Tensor], prefix: str = "") -> dic
     if any(prefix + key not in state_dict for key in (MARK, SOUND_MARK)):
         return None
     modulates_text = prefix + TOLD_TEXT in state_dict
+    if prefix + TEXT_TABLE in state_dict and not modulates_text:
+        return None
     shapes = Shapes(state_dict, prefix, "LTX-2.3" if modulates_text else "LTX-2")
     (width, text, heads), sound = (_attention(shapes, name) for name in ("attn2", "audio_attn2"))
     # LTX-2 projects texts in the network; those of LTX-2.3 come as wide as they are read.

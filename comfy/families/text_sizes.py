@@ -174,12 +174,12 @@ def _connector_config(
     root = f"{prefix}{side}_embeddings_connector."
     blocks = f"{root}transformer_1d_blocks."
     gates = state_dict.get(f"{blocks}0.attn1.to_gate_logits.weight")
-    entry = ("" if side == "video" else f"{side}_") + "connector_num_attention_heads"
-    usual = max(1, width // CONNECTOR_HEAD) if gates is None else gates.shape[0]
+    usual = max(1, width // CONNECTOR_HEAD)
+    heads = int(told.get("connector_num_attention_heads", usual))
     return {
         "states": states,
         "width": width,
-        "heads": int(told.get(entry, usual)),
+        "heads": heads if gates is None else gates.shape[0],
         "layers": count_consecutive(state_dict, blocks),
         "registers": _shape(state_dict, f"{root}learnable_registers")[0],
         "rope_type": told.get("rope_type", "split"),

@@ -16,6 +16,10 @@ ADALN = "adaln_single.emb.timestep_embedder.linear_1.bias"
 # relatives with more keys stand before those with fewer.
 NETWORKS: Marks = (
     (("distilled_guidance_layer.0.norms.0.scale",), "Chroma, in an early layout"),
+    (
+        (ADALN, "transformer_blocks.0.audio_prompt_scale_shift_table"),
+        "LTX-2.5, video with sound, or a later version",
+    ),
     ((ADALN, "pos_embed.proj.bias"), "PixArt, in the names of diffusers"),
     (("cap_embedder.1.weight", "cap_pad_token"), "Z-Image"),
     (("encoder.lyric_encoder.layers.0.input_layernorm.weight",), "ACE-Step 1.5"),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from comfy import loading
 from comfy.devices import residency
+from comfy.families import unsupported
 from comfy.families.family import BrokenModelError
 from comfy.families.ltxav import read_ltxav_config
 from comfy.ldm.lightricks.av_model import LTXAVModel
@@ -135,6 +136,13 @@ def test_sizes_are_read_from_the_weights_and_a_hole_is_named(
     del weights["audio_patchify_proj.weight"]
     with pytest.raises(BrokenModelError, match=f"layout of {name}, but audio_patchify_proj"):
         read_ltxav_config(weights)
+
+
+def test_a_version_that_is_not_built_in_is_named() -> None:
+    weights = varied(LTXAVModel(**LATER), 4)
+    later = {key: value for key, value in weights.items() if "prompt_adaln" not in key}
+    assert read_ltxav_config(later) is None
+    assert unsupported.name_of(later, "") == "LTX-2.5, video with sound, or a later version"
 
 
 def test_heads_are_counted_by_their_gates() -> None:

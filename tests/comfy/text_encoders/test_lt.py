@@ -152,7 +152,8 @@ def test_connectors_of_their_own_give_what_another_implementation_gives(
 
 def test_each_connector_has_its_sizes_by_its_weights_and_heads_by_its_gates() -> None:
     weights = prefixed(connectors(LATER), f"{lt.CONNECTORS}.transformer.")
-    found = text_model_configs(weights, {})[f"{lt.CONNECTORS}_model_config"]
+    told = {"connector_num_attention_heads": 5}
+    found = text_model_configs(weights, {}, told)[f"{lt.CONNECTORS}_model_config"]
     assert ConnectorsConfig.from_options(found) == LATER
 
 
