@@ -9,6 +9,7 @@ which is held until the node has ended. Without workers nobody installs this, an
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -20,6 +21,7 @@ from typing import IO
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.01
+_TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)  # what systems say of a lock another has
 LONGEST_SECOND_WAIT_S = 30.0
 """How long a node that has its turn at one prefix waits for a second: its owner may wait for it."""
 
@@ -73,7 +75,11 @@ class SaveTurns:
 
 
 def _locks(handle: IO[bytes]) -> bool:
-    """Tries to lock a file; the system drops the lock with the handle, or with the process."""
+    """Tries to lock a file; the system drops the lock with the handle, or with the process.
+
+    Raises:
+        OSError: There are no locks there.
+    """
     try:
         if os.name == "nt":
             import msvcrt
@@ -84,8 +90,14 @@ def _locks(handle: IO[bytes]) -> bool:
             import fcntl
 
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        raise OSError(
+            error.errno,
+            f"{handle.name} cannot be locked ({error.strerror}), so workers could save over each "
+            "other's files; put the temp folder on a disk that has locks (--temp-directory)",
+        ) from error
     return True
 
 

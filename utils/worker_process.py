@@ -8,7 +8,6 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 import folder_paths
 from comfy_execution import supervisor
 from comfy_execution.workers.channel import PipeChannel
-from comfy_execution.workers.local import standard_streams
+from comfy_execution.workers.local import leave_signals_to_the_server, standard_streams
 from utils import (
     execution,
     node_manager,
@@ -38,7 +37,7 @@ def work(args: argparse.Namespace, argv: Sequence[str]) -> int:
     """Runs a worker in this process until its server ends it."""
     channel = standard_streams()
     supervisor.end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the server decides
+    leave_signals_to_the_server()
     os.environ.pop(supervisor.WORKER_VARIABLE)  # what packs start is no worker
     args.cuda_device = args.default_device = args.oneapi_device_selector = None  # see the variables
     with start_up.refusing(OSError, ValueError):
@@ -53,6 +52,7 @@ def work(args: argparse.Namespace, argv: Sequence[str]) -> int:
     start_up.prepare_interpreter(keep_pages=not args.disable_cpu_tuning)
     with thread_scope.inherited_by_threads() if args.auth else contextlib.nullcontext():
         asyncio.run(serve(args, argv, logs, channel))
+    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads that nodes have left behind must not hold the server up
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import atexit
 import logging
 import os
@@ -96,7 +95,7 @@ def build_pool(places: Sequence[Place], server: PromptServer, registry: NodeRegi
     from comfy_execution.workers.pool import WorkerPool
 
     services = server.services
-    pool = WorkerPool(services.queue, places, registry)
+    pool = WorkerPool(services.queue, places, registry, server)
     stats = services.system_stats
 
     def memory_by_owner() -> dict[str, int]:
@@ -107,7 +106,7 @@ def build_pool(places: Sequence[Place], server: PromptServer, registry: NodeRegi
         return held
 
     async def plan(prompt: dict[str, Any], outputs: list[str], extra: dict[str, Any]) -> Plan:
-        planned = await asyncio.to_thread(pool.plan, prompt, outputs, extra)
+        planned = await pool.plan(prompt, outputs, extra)
         if planned is not None:
             return planned
         return await plan_prompt(prompt, outputs, registry, make_cache(CacheType.NONE), extra)

@@ -81,6 +81,17 @@ class PipeChannel(Channel):
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return load(self._read(length))
 
+    def skip_past(self, mark: bytes) -> bytes:
+        """Reads up to and with a mark; returns what came before it.
+
+        Raises:
+            ChannelClosed: it never came.
+        """
+        read = bytearray()
+        while not read.endswith(mark):
+            read += self._read(1)
+        return bytes(read[: -len(mark)])
+
     def _read(self, count: int) -> bytes:
         try:
             data = self._reading.read(count)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
+import logging
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -19,8 +22,12 @@ from comfy_execution import supervisor
 from comfy_execution.workers.channel import ChannelClosed, PipeChannel, WorkerChannel
 from comfy_execution.workers.messages import Message
 
+logger = logging.getLogger(__name__)
+
 DEATH_S = 5.0
 """How long a worker whose pipe is closed may take to end."""
+_FIRST = b"\0latentloom\0"
+"""Begins the output of a worker; what was printed before, while Python started, is no message."""
 
 _OF_THE_SERVER = (
     supervisor.LIFELINE_VARIABLE,
@@ -52,6 +59,7 @@ class LocalWorker(WorkerChannel):
         process = self._process
         reading, writing = cast(IO[bytes], process.stdout), cast(IO[bytes], process.stdin)
         self._pipes = PipeChannel(reading, writing)
+        self._has_begun = False
         self._log = threading.Thread(
             target=_pass_on, args=(process.stderr,), name="worker-log", daemon=True
         )
@@ -69,7 +77,15 @@ class LocalWorker(WorkerChannel):
                 self._pipes.send(message)
 
     def receive(self) -> Message:
-        return self._pipes.receive()
+        if not self._has_begun:
+            sys.stderr.write(self._pipes.skip_past(_FIRST).decode("utf-8", "replace"))
+            self._has_begun = True
+        try:
+            return self._pipes.receive()
+        except ValueError as error:  # so what follows is none either
+            logger.error("a worker said what is no message, and is killed: %s", error)
+            self.kill()
+            raise ChannelClosed from error
 
     def kill(self) -> None:
         self._process.kill()
@@ -113,6 +129,7 @@ class LocalLauncher:
 
 def standard_streams() -> PipeChannel:
     """In the child: its input and output as the channel; what is printed goes to the log."""
+    sys.stdout.flush()
     streams = [os.dup(descriptor) for descriptor in (0, 1)]
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -122,13 +139,36 @@ def standard_streams() -> PipeChannel:
 
         for stream in streams:
             msvcrt.setmode(stream, os.O_BINARY)
+    else:
+        os.register_at_fork(after_in_child=lambda: _let_go(streams))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # it began as a pipe, and is a log now
+    os.write(streams[1], _FIRST)
     return PipeChannel(os.fdopen(streams[0], "rb"), os.fdopen(streams[1], "wb"))
 
 
+def leave_signals_to_the_server() -> None:
+    """In the child: terminals and service managers send theirs to all, and the server decides.
+
+    They are taken and not ignored, for what is ignored is so in the programs that nodes start, too.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
+
+def _let_go(descriptors: Sequence[int]) -> None:
+    """In a fork of a worker: while it kept the channel, nobody would notice the worker's death."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in descriptors:
+        os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)
+
+
 def _pass_on(stream: IO[bytes]) -> None:
-    """Writes what a worker writes, as it comes."""
+    """Writes what a worker writes, as it comes; without a log it reads on: the worker waits."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while chunk := os.read(stream.fileno(), 1 << 16):
-        sys.stderr.write(decoder.decode(chunk))
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(decoder.decode(chunk))
+            sys.stderr.flush()
     stream.close()

@@ -161,6 +161,7 @@ class Place:
     def ask(self, what: str, given: Mapping[str, Any]) -> Future[Any]:
         """Asks the worker something; the answer may be ``WorkerGone``."""
         answer: Future[Any] = Future()
+        answer.set_running_or_notify_cancel()  # who no longer wants it just does not look
         with self._lock:
             number = next(_uses)
             self._questions[number] = answer
@@ -174,6 +175,12 @@ class Place:
         self._ending.set()
         with self._lock:
             self._send({"do": "end"})
+            self._kill_unready()
+
+    def _kill_unready(self) -> None:
+        """A worker that still starts has nothing to finish, and would not listen for long."""
+        if self._channel is not None and self._ready is None:
+            self._channel.kill()
 
     def join(self, timeout_s: float) -> bool:
         """Waits for the end, then forces it; says whether it came in time. Not under a lock."""
@@ -215,7 +222,10 @@ class Place:
             except OSError as error:
                 logger.error("worker %s cannot be started: %s", self.name, error)
             else:
-                self._channel = channel
+                with self._lock:
+                    self._channel = channel
+                    if self._ending.is_set():
+                        self._kill_unready()
                 self._listen(channel)
                 self._bury(channel)
             self._deaths += 1
@@ -328,9 +338,10 @@ class Place:
             questions, self._questions = self._questions, {}
         for answer in questions.values():
             answer.set_exception(WorkerGone(f"worker {self.name} has ended"))
-        if not self._ending.is_set():
+        is_end = self._ending.is_set()
+        if not is_end:
             logger.error("worker %s ended (%s); starting it again", self.name, _cause(code))
-        if job is not None and job.is_sent:
+        if job is not None and job.key >= 0 and (job.is_sent or job.is_stopped or is_end):
             with self._sink.news_of(job.item):
                 self._settle(job, code)
             self._let_go(NO_MODELS)

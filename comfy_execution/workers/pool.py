@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -15,7 +16,7 @@ from comfy_execution.planning import Plan
 from comfy_execution.queue import PromptQueue
 from comfy_execution.registry import Registry
 from comfy_execution.workers.affinity import Chooser, best_place, models_of
-from comfy_execution.workers.job import WorkerGone
+from comfy_execution.workers.job import NewsSink, WorkerGone
 from comfy_execution.workers.place import Place
 
 logger = logging.getLogger(__name__)
@@ -30,10 +31,13 @@ class WorkerPool:
         queue: Where prompts come from. It must have no interrupt flag: each worker has its own.
         places: The workers; they are started here.
         registry: Knows node classes.
+        sink: Where news go.
     """
 
-    def __init__(self, queue: PromptQueue, places: Sequence[Place], registry: Registry) -> None:
-        self._queue = queue
+    def __init__(
+        self, queue: PromptQueue, places: Sequence[Place], registry: Registry, sink: NewsSink
+    ) -> None:
+        self._queue, self._sink = queue, sink
         self.places = list(places)
         self._registry = registry
         self._chooser = Chooser(registry)
@@ -78,13 +82,10 @@ class WorkerPool:
         refusals = [f"worker {p.name}: {p.refusal}" for p in self.places if p.refusal]
         return "; ".join(refusals) or "the workers are starting"
 
-    def plan(
+    async def plan(
         self, prompt: dict[str, Any], outputs: Sequence[str], extra_data: Mapping[str, Any]
     ) -> Plan | None:
-        """What a prompt would do in the worker it would rather go to; None if that is not there.
-
-        It waits for the answer, which is not for an event loop to do.
-        """
+        """What a prompt would do in the worker it would rather go to; None if that is not there."""
         ready = [place for place in self.places if place.is_ready]
         wanted = models_of(prompt, self._registry)
         place = best_place(wanted, extra_data.get("client_id"), ready)
@@ -92,7 +93,7 @@ class WorkerPool:
             return None
         given = {"prompt": prompt, "outputs": list(outputs), "extra_data": dict(extra_data)}
         try:
-            return Plan(**place.ask("plan", given).result())
+            return Plan(**await asyncio.wrap_future(place.ask("plan", given)))
         except WorkerGone:
             return None
 
@@ -110,7 +111,8 @@ class WorkerPool:
             if self._chosen is not None:
                 self._chosen.run(key)
             else:
-                self._refuse(item[1], item[2], item[3].get("client_id"), key)
+                with self._sink.news_of(item):
+                    self._refuse(item[1], item[2], item[3].get("client_id"), key)
 
     def _choose(self, pending: PendingPrompts) -> Pending | None:
         """The prompt to hand out, its place kept for it; the queue's lock is held."""
@@ -149,6 +151,6 @@ class WorkerPool:
         )  # fmt: skip
         status = ExecutionStatus("error", False, [(error.name, error.payload())])
         self._queue.task_done(key, {"outputs": {}, "meta": {}}, status, public_item)
-        self._queue.sink.publish(error)
+        self._sink.publish(error)
         if client_id is not None:
-            self._queue.sink.publish(events.Executing(None, prompt_id, client_id=client_id))
+            self._sink.publish(events.Executing(None, prompt_id, client_id=client_id))

@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import queue
-import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,11 @@ from typing import Any
 
 from comfy_execution import supervisor
 from comfy_execution.workers.channel import ChannelClosed, PipeChannel
-from comfy_execution.workers.local import LocalLauncher, standard_streams
+from comfy_execution.workers.local import (
+    LocalLauncher,
+    leave_signals_to_the_server,
+    standard_streams,
+)
 from comfy_execution.workers.messages import Message
 
 LONGEST_POLL_S = 1.0
@@ -171,7 +174,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     server = standard_streams()
     os.environ.pop(supervisor.WORKER_VARIABLE, None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_the_server()
     try:
         ray = join(given.pop("address"))
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib.util
 import signal
 import socket
@@ -306,6 +307,7 @@ class House:
             self.queue,
             [Place(str(n + 1), self, self.queue, self.sink, CODEC) for n in range(count)],
             NodeRegistry(CLASSES),
+            self.sink,
         )
         for place in self.pool.places:
             place.start()
@@ -492,19 +494,20 @@ def test_a_prompt_that_no_worker_can_run_fails_with_what_is_missing(house: House
     house.submit("a", "Rare")
     message = house.ended("a")["status"]["messages"][-1][1]["exception_message"]
     assert "worker 1: Rare; worker 2: Rare" in message
+    until(lambda: house.sink.owners.count(("a", "a")) == 2)  # the error, and that nothing runs
 
 
 def test_a_dry_run_asks_the_worker_and_free_makes_all_forget(house: House) -> None:
     house.submit("a", "Number", 5)
     entry = house.ended("a")
     until(lambda: not house.queue.get_running())
-    plan = house.pool.plan(entry["prompt"][2], ["2"], {"client_id": "a"})
+    plan = asyncio.run(house.pool.plan(entry["prompt"][2], ["2"], {"client_id": "a"}))
     assert plan is not None
     assert set(plan.cached) == {"1", "2"}
     house.queue.set_flag("free_memory", True)
 
     def knows_nothing() -> bool:
-        planned = house.pool.plan(entry["prompt"][2], ["2"], {"client_id": "a"})
+        planned = asyncio.run(house.pool.plan(entry["prompt"][2], ["2"], {"client_id": "a"}))
         return planned is not None and not planned.cached
 
     until(knows_nothing)
@@ -555,6 +558,39 @@ def test_what_was_stopped_is_not_started_again_by_a_dead_worker(tmp_path: Path) 
     queue.interrupt("a")
     assert not queue.put_back(found[1])
     journal.close()
+
+
+class Starting(WorkerChannel):
+    """A worker that never gets ready."""
+
+    def __init__(self) -> None:
+        self._killed = threading.Event()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Nobody reads it."""
+
+    def receive(self) -> Message:
+        self._killed.wait()
+        raise ChannelClosed
+
+    def kill(self) -> None:
+        self._killed.set()
+
+    def exit_code(self) -> int | None:
+        return -signal.SIGKILL
+
+
+def test_a_worker_that_still_starts_does_not_hold_the_end_up() -> None:
+    class Launcher:
+        def launch(self, name: str) -> WorkerChannel:
+            return Starting()
+
+    sink = NewsRecorder()
+    queue = PromptQueue(sink)
+    place = Place("1", Launcher(), queue, sink, CODEC)
+    pool = WorkerPool(queue, [place], NodeRegistry(CLASSES), sink)
+    place.start()
+    assert pool.stop(timeout_s=10.0)  # it would have been false after all of them
 
 
 def test_a_prompt_that_is_put_back_comes_first_and_once() -> None:
@@ -612,3 +648,14 @@ def test_who_waits_to_save_can_be_stopped(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         SaveTurns(str(tmp_path), stop).take(str(tmp_path), "picture")
     one.give_back()
+
+
+def test_a_disk_without_locks_is_said_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(pytest.importorskip("fcntl"), "flock", refuse)
+    with pytest.raises(OSError, match=r"cannot be locked \(No locks available\).*--temp-directory"):
+        SaveTurns(str(tmp_path)).take(str(tmp_path), "picture")
