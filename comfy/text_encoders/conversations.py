@@ -16,6 +16,7 @@ from comfy.text_encoders.sentencepiece_file import HIDDEN
 
 Token = tuple[Any, float]
 IMAGE = "image"
+NO_LETTER = "\ufffd"  # in place of bytes that make none
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def end_ids(vocabulary: Mapping[str, int], conversation: Conversation) -> frozen
 
 
 def words_of(pieces: Tokenizer, ids: Sequence[int], skip_marks: bool = True) -> str:
-    """The text of some tokens.
+    """The text of some tokens, without a letter at the end of which a part is missing.
 
     Args:
         skip_marks: Whether tokens that are no text, such as the end's, are left out.
@@ -183,4 +184,4 @@ def words_of(pieces: Tokenizer, ids: Sequence[int], skip_marks: bool = True) -> 
     kept = [int(one) for one in ids]
     if skip_marks:
         kept = [one for one in kept if not (pieces.id_to_token(one) or "").startswith(HIDDEN)]
-    return pieces.decode(kept, skip_special_tokens=skip_marks)
+    return pieces.decode(kept, skip_special_tokens=skip_marks).rstrip(NO_LETTER)

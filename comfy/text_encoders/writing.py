@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from comfy import progress
 from comfy.devices import memory, residency
 from comfy.text_encoders import conversations, generation
 from comfy.text_encoders.generation import Choice
+
+logger = logging.getLogger(__name__)
 
 ASKS = frozenset({"skip_template", "thinking", "system_prompt"})
 """Options of `CLIP.tokenize` that ask for tokens to go on with."""
@@ -77,6 +81,14 @@ def written(clip: Any, tokens: Mapping[str, Any], choice: Choice, max_length: in
     residency.load_models_gpu([clip.patcher], memory_required=needed)
     clip.cond_stage_model.set_clip_options({"execution_device": device})
     ends = conversations.end_ids(tokenizer.tokenizer.get_vocab(), tokenizer.conversation)
+    if not ends:
+        progress.warn(
+            logger,
+            "the vocabulary of %s has none of the tokens that end an answer (%s), which therefore "
+            "goes on to its full length; take the vocabulary of the model's publisher",
+            name,
+            ", ".join(tokenizer.conversation.ends),
+        )
     write = partial(generation.write, encoder, chunk, choice, max_length, ends)
     return residency.run_or_make_room(clip.patcher, write)
 

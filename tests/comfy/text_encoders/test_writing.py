@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,22 @@ def test_an_answer_ends_at_its_mark_and_its_text_is_given(folder: Path) -> None:
     text = "größer 猫 cat"
     spelled = [t for t, _ in clip.tokenize(text, skip_template=True)["qwen3_4b"][0]]
     assert clip.decode([*spelled, words["<|im_end|>"]]) == text
+    cut = [t for t, _ in clip.tokenize("a 猫", skip_template=True)["qwen3_4b"][0]][:-1]
+    assert clip.decode(cut) == "a "  # a letter was not finished
     shown = clip.decode([*spelled, words["<|im_end|>"]], skip_special_tokens=False)
     assert shown == f"{text}<|im_end|>"
+
+
+def test_a_vocabulary_without_an_end_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clip = loaded(folder, "qwen3")
+    said(clip, "a", 1, **GREEDY)
+    assert "end an answer" not in caplog.text
+    endless = replace(conversations.QWEN3, ends=("<|none|>",))
+    monkeypatch.setattr(type(clip.tokenizer.qwen3_4b), "conversation", endless)
+    said(clip, "a", 1, **GREEDY)
+    assert "qwen3_4b has none of the tokens that end an answer (<|none|>)" in caplog.text
 
 
 def test_a_layer_of_its_own_turns_states_into_words_and_pictures_are_seen(folder: Path) -> None:
