@@ -51,6 +51,19 @@ def progress_text(node_id: str, text: str) -> bytes:
     return head + encoded_id + text.encode("utf-8", "replace")
 
 
+def fit(image: Any, max_size: int | None) -> Any:
+    """Fits a PIL image into a square of `max_size` pixels; one that is fitted already stays.
+
+    Raises:
+        ValueError: the image has more pixels than a preview may have.
+    """
+    if image.width * image.height > MAX_PREVIEW_PIXELS:
+        raise ValueError(f"a preview of {image.width} x {image.height} pixels is too large")
+    if max_size is None:
+        return image
+    return ImageOps.contain(image, (max_size, max_size), Image.Resampling.BILINEAR)
+
+
 def encode_image(image_format: str, image: Any, max_size: int | None) -> tuple[bytes, str]:
     """Fits a PIL image into a square of `max_size` pixels and encodes it.
 
@@ -63,10 +76,7 @@ def encode_image(image_format: str, image: Any, max_size: int | None) -> tuple[b
     Raises:
         ValueError: the image has more pixels than a preview may have.
     """
-    if image.width * image.height > MAX_PREVIEW_PIXELS:
-        raise ValueError(f"a preview of {image.width} x {image.height} pixels is too large")
-    if max_size is not None:
-        image = ImageOps.contain(image, (max_size, max_size), Image.Resampling.BILINEAR)
+    image = fit(image, max_size)
     buffer = io.BytesIO()
     if image_format.upper() == "PNG":
         image.save(buffer, format="PNG", compress_level=1)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from PIL import Image
 
-from comfy_execution.events import Event, Status
+from comfy_execution.events import Event, Preview, Status
 from comfy_execution.workers.messages import Message, PictureCodec, event_message, pack_bytes
 from comfy_server import frames
 from comfy_server.logs import LogCapture
@@ -46,6 +47,13 @@ def unpack_picture(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data), formats=list(LOSSLESS))
 
 
+def small(event: Preview, max_size: int) -> Preview:
+    """The same preview of a picture that is no larger than what is shown of it."""
+    if max(event.image.size) <= max_size:
+        return event
+    return replace(event, image=frames.fit(event.image, max_size))
+
+
 PICTURES = PictureCodec(pack_picture, unpack_picture)
 
 
@@ -70,6 +78,8 @@ class RelayServer(PromptServer):
     def _publish(self, event: Event) -> None:
         if isinstance(event, Status):
             return  # of the worker's own queue, which nobody else sees
+        if isinstance(event, Preview) and event.max_size is not None:
+            event = small(event, event.max_size)
         self._note(event)
         self._say(event_message(event, PICTURES))
 

@@ -42,8 +42,11 @@ SENDINGS: dict[str, Callable[[PromptServer], object]] = {
     ),
     "line of text": lambda s: s.send_progress_text("half", "3", "me"),
     "preview": lambda s: s.publish(events.Preview("JPEG", PICTURE, 64, None, "me")),
+    "preview of a larger picture": lambda s: s.publish(
+        events.Preview("JPEG", PICTURE, 27, None, "me")
+    ),
     "preview of transparency": lambda s: s.publish(
-        events.Preview("PNG", PICTURE.convert("RGBA"), 64, None, "me")
+        events.Preview("PNG", PICTURE.convert("RGBA"), 19, None, "me")
     ),
     "preview of colours in print": lambda s: s.publish(
         events.Preview("JPEG", PICTURE.convert("CMYK"), 64, None, "me")
@@ -89,3 +92,16 @@ async def test_a_worker_knows_whose_prompt_it_runs_and_keeps_its_queue_to_itself
     relay.publish(events.Executing("5:2", "p", "5", "me"))
     assert (relay.client_id, relay.last_prompt_id, relay.last_node_id) == ("me", "p", "5")
     assert [message["kind"] for message in said] == ["ExecutionStart", "Executing"]
+
+
+async def test_of_a_large_picture_only_what_is_shown_leaves_the_worker(
+    start: Start, options: ServerOptions
+) -> None:
+    await start()
+    server, said = PromptServer.instance, list[Message]()
+    relay = RelayServer(server.loop, options, Services(PromptQueue()), LogCapture(), said.append)
+    PromptServer.instance = server
+    for max_size in (32, 512, None):
+        relay.publish(events.Preview("JPEG", PICTURE, max_size))
+    pictures = [PICTURES.unpack(unpack_bytes(message["fields"]["image"])) for message in said]
+    assert [picture.size for picture in pictures] == [(32, 16), PICTURE.size, PICTURE.size]
