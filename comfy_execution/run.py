@@ -185,6 +185,7 @@ class PromptRun:
         if outcome.subgraphs is not None:
             await self._expand(node_id, outcome.subgraphs)
             return WAIT
+        self._texts.take(outcome.outputs)
         return self._finish(node_id, spec, outcome.outputs)
 
     async def _call(self, node_id: str, node: dict[str, Any], spec: NodeSpec) -> Outcome | None:
@@ -328,7 +329,10 @@ class PromptRun:
         outputs: list[list[Any]] = [[] for _ in range(count)]
         for graph, values in expanded.calls:
             for index, value in enumerate(values if values is not None else ()):
-                if graph is not None and is_link(value):
+                is_from_graph = graph is not None and is_link(value)
+                if not is_from_graph:  # results of its graph were counted when they were made
+                    self._texts.take([[value]])
+                if is_from_graph:
                     entry = self.lookup(value[0])
                     if entry is None:
                         raise NodeInputError(
@@ -353,7 +357,6 @@ class PromptRun:
         self.progress.finish_progress(node_id)
 
     def _finish(self, node_id: str, spec: NodeSpec, outputs: list[list[Any]]) -> StepResult:
-        self._texts.take(outputs)
         if self._watch.ended(node_id, spec.class_type):
             self.signatures.forget()
         shown = self.showing.ui_outputs.get(node_id)

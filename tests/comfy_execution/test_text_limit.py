@@ -37,10 +37,20 @@ Many = node(
     run=lambda self, text, which: ([text + str(place) for place in range(10)],),
 )
 
+Expands = node(
+    "Expands",
+    spec_free("text"),
+    RETURN_TYPES=("STRING", "STRING"),
+    run=lambda self, text: {
+        "result": (["letters", 0], text * 11),
+        "expand": {"letters": make("Letters")},
+    },
+)
+
 
 @pytest.fixture
 def bench() -> Bench:
-    return Bench(classes={kind.__name__: kind for kind in (Letters, Double, Words, Many)})
+    return Bench(classes={kind.__name__: kind for kind in (Letters, Double, Words, Many, Expands)})
 
 
 def chain(count: int) -> dict[str, Any]:
@@ -61,6 +71,15 @@ def test_a_chain_that_doubles_a_text_ends_with_words(bench: Bench) -> None:
 def test_texts_below_the_limit_pass(bench: Bench) -> None:
     bench.run(chain(3))
     assert bench.sink.named("execution_error") == []
+
+
+def test_texts_that_a_node_gives_beside_a_graph_count(bench: Bench) -> None:
+    bench.run(
+        {**chain(0), "1": make("Expands", text=["0", 0]), "show": make("Show", value=["1", 1])}
+    )
+    (failure,) = bench.sink.named("execution_error")
+    assert failure["node_id"] == "1"
+    assert "1,100 characters" in failure["exception_message"]
 
 
 def test_no_limit_bounds_nothing(bench: Bench) -> None:
