@@ -97,14 +97,17 @@ def first_turn(prompt: Any, end: str) -> tuple[dict[str, Any], Link]:
 
 
 def next_turn(
-    prompt: Any, name: str, start: str, end: str, number: int
+    prompt: Any, name: str, posted: tuple[str, str], number: int, gathers: bool
 ) -> tuple[dict[str, Any], Link]:
     """The graph of the round after the one that turn `name` ends, and where its result is.
 
     Args:
-        start, end: The posted nodes (or those that an outer loop copied).
+        posted: Where the loop starts and ends: the posted nodes (or those that an outer loop
+            copied).
         number: Of the next round, from 1.
+        gathers: Whether what rounds give is kept until the end.
     """
+    start, end = posted
     graph = GraphBuilder()
     own = prompt.get_node(name)["inputs"]
     copies = {start: graph.node(ROUND, id="start")}
@@ -129,7 +132,7 @@ def next_turn(
     told = {key: here(value) for key, value in prompt.get_node(end)["inputs"].items()}
     turn = graph.node(TURN, id="turn", **told, start=start, end=end, turn=number)
     turn.set_input("is_last", copies[start].out(2))
-    turn.set_input("earlier", _gathered(graph, own))
+    turn.set_input("earlier", _gathered(graph, own) if gathers else None)
     return graph.finalize(), turn.out(0)
 
 

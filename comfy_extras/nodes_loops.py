@@ -233,7 +233,9 @@ class LoopTurn(io.ComfyNode):
             before = (earlier or []) if accumulate[0] else []
             return io.NodeOutput([*before, *(output_value or [])])
         prompt, name = cls.hidden.dynprompt, str(cls.hidden.unique_id)
-        graph, result = loops.next_turn(prompt, name, start[0], end[0], turn[0] + 1)
+        graph, result = loops.next_turn(
+            prompt, name, (start[0], end[0]), turn[0] + 1, gathers=accumulate[0]
+        )
         return io.NodeOutput(result, expand=graph)
 
 

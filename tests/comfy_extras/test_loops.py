@@ -8,6 +8,7 @@ import pytest
 
 from comfy.interrupt import Interrupt
 from comfy_api.latest import io
+from comfy_execution import text_limit
 from comfy_execution.caching import CacheType, make_cache
 from comfy_execution.executor import ExecutorOptions, PromptExecutor
 from comfy_execution.registry import NodeRegistry
@@ -274,6 +275,22 @@ def test_rounds_come_out_whatever_results_are_kept(policy: CacheType) -> None:
         assert shown(doubling(num_iterations=20), executor) == [str(3 << 20)]
         expected = ["00", "01", "10", "11", "20", "21"]
         assert shown(nested(parent=["outer", 0]), executor) == expected
+
+
+@pytest.mark.parametrize(("accumulate", "most"), [(False, 8), (True, 30)])
+def test_texts_of_rounds_are_counted_a_few_times_however_many_rounds_there_are(
+    accumulate: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty texts of a hundred characters; `most` thousands may be made, lists of them included.
+
+    Turns that wait for one another hand the result on, and do not make it anew.
+    """
+    monkeypatch.setattr(text_limit._Installed, "characters", 1000)
+    monkeypatch.setattr(text_limit, "PER_PROMPT", most)
+    text = ("Format", {"f_string": "{a:100}", "values.a": ["start", 0]})
+    ends = end(accumulate, output_value=["text", 0])
+    graph = {"start": start(num_iterations=20), "text": text, "end": ends, "show": SHOW}
+    assert len(shown(graph)) == (20 if accumulate else 1)
 
 
 def test_a_loop_ends_where_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
