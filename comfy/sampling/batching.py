@@ -265,7 +265,7 @@ def _calc_cond_batch(
     last_first, together = (
         bool(model_options.get(name, False)) for name in (NEGATIVE_FIRST, TOGETHER)
     )
-    for hooks, jobs in by_hooks.items():
+    for hooks, jobs in _in_order(by_hooks, last_first):
         hook_options = patcher.apply_hooks(hooks=hooks) if hooked else {}
         while jobs:
             alike = _take_alike(jobs, last_first)
@@ -278,6 +278,18 @@ def _calc_cond_batch(
                 for output, (job, index) in zip(outputs, batch):
                     results[index].add(output, job)
     return [result.mean() for result in results]
+
+
+def _in_order(by_hooks: dict[Any, list[tuple[Job, int]]], last_first: bool) -> list[Any]:
+    """Hook groups with their jobs.
+
+    Args:
+        last_first: Those that only have jobs of an earlier list come after the others.
+    """
+    groups = list(by_hooks.items())
+    if last_first:
+        groups.sort(key=lambda group: max(index for _, index in group[1]), reverse=True)
+    return groups
 
 
 def _call_model(

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from comfy.devices import memory
+from comfy.patching.hook_group import HookGroup
+from comfy.patching.hooks import WeightHook
 from comfy.sampling import noise, run, samplers
 from comfy.sampling.step_cache import FURTHER
 from comfy_extras import nodes_nag, nodes_pag, nodes_perpneg, nodes_sag, nodes_slg
@@ -216,3 +218,27 @@ def test_nag_leads_the_positive_beside_a_negative_without_some_layers(
     ):
         torch.testing.assert_close(sample(view, cfg=3.0), sample(led, cfg=3.0), rtol=0, atol=1e-4)
     assert "normalised attention guidance had no effect" not in caplog.text
+
+
+@pytest.mark.parametrize("hooked", [0, 1])
+@pytest.mark.parametrize("cfg", [1.0, 3.0])
+def test_nag_finds_the_negative_where_one_of_the_texts_has_hooks(
+    hooked: int, cfg: float, model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Texts with other weights have calls of their own; here the weights are the same."""
+    hooks = HookGroup()
+    hooks.add(WeightHook())
+    view = patched(nodes_nag.NAGuidance, model, 5.0, 0.5, 1.5)
+
+    def run_with(*lists: Any) -> Tensor:
+        return run.sample_custom(
+            view, noise.prepare_noise(LATENT, 3), cfg, samplers.ksampler("euler"),
+            torch.tensor([8.0, 1.0, 0.0]), *lists, LATENT, disable_pbar=True, seed=3,
+        )  # fmt: skip
+
+    lists: list[Any] = [text(1), text(2)]
+    lists[hooked] = [[lists[hooked][0][0], {"hooks": hooks}]]
+    apart = run_with(*lists)
+    assert "no effect" not in caplog.text
+    if cfg != 1.0:  # else the texts look from one picture, if they share a call
+        torch.testing.assert_close(apart, run_with(text(1), text(2)), rtol=0, atol=1e-4)
