@@ -92,6 +92,26 @@ def test_feature_flags_are_added_and_listed(
     assert listed["supports_resume"] is True
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--port", "x"], "'x' is no port; expected 0 (any free one) to 65535"),
+        (["--port", "65536"], "'65536' is no port"),
+        (["--workers", "many"], "'many' is no number of workers; expected 0 or more"),
+        (["--ray-workers", "-1"], "'-1' is no number of workers"),
+        (["--preview-method", "zz"], "one of none, auto, latent2rgb, taesd, found 'zz'"),
+        (["--fast", "autotune", "slow"], "cublas_ops, autotune, cpu_bf16, found 'slow'"),
+    ],
+    ids=str,
+)
+def test_mistakes_say_what_is_expected(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(*argv)
+    assert said in capsys.readouterr().err
+
+
 def test_the_papers_formulas_are_computed_on_request_only() -> None:
     assert not policies.precision_policy(parse()).paper_formulas
     assert policies.precision_policy(parse("--paper-formulas")).paper_formulas

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from comfy.options.kinds import NO_EFFECT, FillAll, PerformanceFeature, exclusive, switches
+from comfy.options.kinds import (
+    NO_EFFECT,
+    FillAll,
+    PerformanceFeature,
+    exclusive,
+    member_of,
+    switches,
+)
 
 
 def add_devices(group: argparse._ArgumentGroup) -> None:
@@ -95,7 +102,7 @@ def add_precision(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--fast",
         nargs="*",
-        type=PerformanceFeature,
+        type=member_of(PerformanceFeature),
         default=set(),
         action=FillAll,
         metavar="FEATURE",

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import enum
+import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 NO_EFFECT = "Accepted so that existing launch scripts keep working; has no effect here."
+
+Member = TypeVar("Member", bound=enum.Enum)
 
 
 class LatentPreviewMethod(enum.Enum):
@@ -101,9 +105,37 @@ def readable_directory(text: str) -> str:
     return str(folder.resolve())
 
 
-def port_number(text: str) -> int:
-    """A TCP port; 0 asks for any free one."""
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} is no port; expected 0 (any free one) to 65535")
-    return port
+def whole_number(name: str, expected: str, most: float = math.inf) -> Callable[[str], int]:
+    """How a number from 0 on is read.
+
+    Args:
+        name: What it is, for errors.
+        expected: Which numbers may stand there, in words.
+    """
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = -1
+        if not 0 <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {name}; expected {expected}")
+        return number
+
+    return read
+
+
+def member_of(kind: type[Member]) -> Callable[[str], Member]:
+    """How one of the members of an enumeration is read, by its value."""
+
+    def read(text: str) -> Member:
+        try:
+            return kind(text)
+        except ValueError:
+            known = ", ".join(str(member.value) for member in kind)
+            raise argparse.ArgumentTypeError(f"expected one of {known}, found {text!r}") from None
+
+    return read
+
+
+port_number = whole_number("port", "0 (any free one) to 65535", 65535)

@@ -11,6 +11,7 @@ from comfy.options.kinds import (
     LatentPreviewMethod,
     Verbosity,
     exclusive,
+    member_of,
     port_number,
     readable_directory,
     switches,
@@ -186,7 +187,7 @@ def add_execution(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--preview-method",
-        type=LatentPreviewMethod,
+        type=member_of(LatentPreviewMethod),
         choices=list(LatentPreviewMethod),
         default=None,
         metavar="{none,auto,latent2rgb,taesd}",

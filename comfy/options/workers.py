@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 
+from comfy.options.kinds import whole_number
 
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 0:
-        raise argparse.ArgumentTypeError(f"{text} is no number of workers; expected 0 or more")
-    return count
+worker_count = whole_number("number of workers", "0 or more")
 
 
 def add_workers(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--workers",
-        type=_count,
+        type=worker_count,
         default=0,
         metavar="N",
         help="Run prompts in N processes beside the server's, each with a device of its own, or "
@@ -33,7 +30,7 @@ def add_workers(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--ray-workers",
-        type=_count,
+        type=worker_count,
         default=0,
         metavar="N",
         help="How many of them (default: as many as the cluster has accelerators, or 1).",
