@@ -102,6 +102,6 @@ async def test_of_a_large_picture_only_what_is_shown_leaves_the_worker(
     relay = RelayServer(server.loop, options, Services(PromptQueue()), LogCapture(), said.append)
     PromptServer.instance = server
     for max_size in (32, 512, None):
-        relay.publish(events.Preview("JPEG", PICTURE, max_size))
+        relay.publish(events.Preview("JPEG", PICTURE, max_size, None, "me"))
     pictures = [PICTURES.unpack(unpack_bytes(message["fields"]["image"])) for message in said]
     assert [picture.size for picture in pictures] == [(32, 16), PICTURE.size, PICTURE.size]
