@@ -216,19 +216,20 @@ async def serve(
     Raises:
         CannotListen: an address cannot be bound, or the TLS files cannot be used.
     """
-    ended = asyncio.Event()
+    ended, ended_by = asyncio.Event(), set[int]()
     loop = asyncio.get_running_loop()
 
     def end(number: int) -> None:
         if not ended.is_set():
             ended.set()
+            ended_by.add(number)
             loop.call_later(SAME_KEYPRESS_S, loop.remove_signal_handler, number)
 
-    watched = []
+    watched: set[int] = set()
     with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not the main thread
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, end, number)
-            watched.append(number)
+            watched.add(number)
     try:
         async with running(server) as listeners:
             if server.options.print_addresses:
@@ -238,5 +239,5 @@ async def serve(
                 on_listening(listeners)
             await ended.wait()
     finally:
-        for number in watched:
-            loop.remove_signal_handler(number)
+        for other in watched - ended_by:  # that one may come once more, by the supervisor
+            loop.remove_signal_handler(other)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -290,3 +292,16 @@ async def test_a_body_announced_as_too_long_is_refused_before_it_is_sent(
         writer.close()
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"aiohttp" not in answer  # nor which library, of which version, answers
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+async def test_a_signal_that_comes_twice_ends_the_server_once(options: ServerOptions) -> None:
+    """A service manager sends it to all processes, and the supervisor passes its own on."""
+    server = make_server(options)
+    server.add_routes()
+    await asyncio.wait_for(serve(server, lambda _: os.kill(os.getpid(), signal.SIGTERM)), 10)
+    try:
+        assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
