@@ -2,7 +2,8 @@
 
 A loop is what leads from a Start Loop node to an End Loop node. The posted nodes are its first
 round; the End Loop node puts a turn in its place, and each turn but the last a graph with copies of
-the nodes between both, and the next turn.
+the nodes between both, and the next turn. A turn does not run, and nothing comes out of the loop,
+where the round before it is blocked.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def links_of(prompt: Any, name: str) -> Iterator[tuple[str, Link]]:
 
 
 def before(prompt: Any, name: str, stop: str | None = None) -> list[str]:
-    """All nodes that lead to one, `stop` but not what leads to it, nor rounds before."""
+    """All nodes that lead to `name`, but for earlier rounds and for what leads to `stop`."""
     found: dict[str, None] = {}
     waiting = [name]
     while waiting:

@@ -30,7 +30,7 @@ PREVIEW_PREFIX = "comfy.3d"
 
 
 def scene_inputs() -> tuple[list[io.Input], list[io.Input]]:
-    """Of the 3D view: those that must be there, and where something else takes its place."""
+    """Inputs of a 3D view: the required ones, and the optional ones that replace parts of it."""
     view: list[io.Input] = [
         io.Load3D.Input("viewport_state"),
         side_input("width"),

@@ -33,7 +33,7 @@ def words_of(horizontal: float, vertical: float, zoom: float) -> str:
 
 
 def camera_at(horizontal: float, vertical: float, zoom: float) -> dict[str, Any]:
-    """The camera that sees the subject so; y points up, z to the front, x to the right side."""
+    """The camera with that view; y points up, z to the front, x to the right side."""
     yaw, pitch = math.radians(horizontal), math.radians(vertical)
     level = DISTANCE * math.cos(pitch)
     return {

@@ -92,7 +92,7 @@ class StartLoop(io.ComfyNode):
                 io.Boolean.Input(
                     "cache_iterations",
                     default=False,
-                    tooltip="Whether rounds of an earlier run that did not change count again.",
+                    tooltip="Reuse the rounds of an earlier run whose inputs did not change.",
                 ),
                 io.Int.Input(
                     "parent_iteration",
@@ -114,7 +114,7 @@ class StartLoop(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, cache_iterations: Any = None, **kwargs: Any) -> str:
-        """Another in every run, unless rounds of earlier runs count."""
+        """Differs in every run, unless rounds of earlier runs may be reused."""
         del kwargs
         return "kept" if cache_iterations in (True, [True]) else uuid.uuid4().hex
 
@@ -167,19 +167,19 @@ def end_schema(node_id: str, title: str, more: list[io.Input], **options: Any) -
             io.Boolean.Input(
                 "accumulate",
                 default=False,
-                tooltip="Whether the values of all rounds come out, or those of the last.",
+                tooltip="Give the values of all rounds, not only those of the last.",
             ),
             io.AnyType.Input("output_value", optional=True, tooltip="What comes out."),
             io.AnyType.Input(
                 "next_iteration_value",
                 optional=True,
-                tooltip="The current_iteration_value of the next round; else that stays.",
+                tooltip="The current_iteration_value of the next round; it stays the same without.",
             ),
             io.Autogrow.Input(
                 "terminations",
                 template=endings,
                 optional=True,
-                tooltip="What else is to run in each round.",
+                tooltip="What else runs in each round.",
             ),
             *more,
         ],
