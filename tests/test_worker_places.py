@@ -75,6 +75,24 @@ def test_a_machine_with_other_folders_may_not_work(base: Path) -> None:
         assert "mount" in str(why_not_shared(mark))
 
 
+def test_an_input_folder_that_nobody_may_write_is_not_checked(
+    base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mark_shared_folders(8188)
+    (file,) = (base / "input").glob(".latentloom-*")
+    file.unlink()
+    file.mkdir()  # so that even root cannot write it
+    mark = mark_shared_folders(8188)
+    assert f"{base / 'input'} cannot be written" in caplog.text
+    assert why_not_shared(mark) is None
+    (base / "output" / file.name).unlink()
+    assert f"{base / 'output'} on " in str(why_not_shared(mark))
+    (base / "temp" / file.name).unlink()
+    (base / "temp" / file.name).mkdir()
+    with pytest.raises(OSError, match="temp"):
+        mark_shared_folders(8188)
+
+
 def test_an_interruption_can_be_meant_for_elsewhere() -> None:
     interrupt, stopped = Interrupt(), list[bool]()
     interrupt.elsewhere = lambda: stopped.append(True)

@@ -132,13 +132,13 @@ def local_launcher(count: int, argv: Sequence[str]) -> Launcher:
     return LocalLauncher(command, lambda name: shares[int(name) - 1])
 
 
-def shared_folders() -> list[str]:
-    """Folders in which the server and its workers must see the same files."""
-    return [
-        folder_paths.get_output_directory(),
-        folder_paths.get_input_directory(),
-        folder_paths.get_temp_directory(),
-    ]
+def shared_folders() -> dict[str, str]:
+    """Folders in which the server and its workers must see the same files, by kind."""
+    return {
+        "output": folder_paths.get_output_directory(),
+        "input": folder_paths.get_input_directory(),
+        "temp": folder_paths.get_temp_directory(),
+    }
 
 
 def mark_shared_folders(port: int) -> str:
@@ -146,19 +146,33 @@ def mark_shared_folders(port: int) -> str:
 
     Args:
         port: Where this server serves: each has one mark, and finds that of its predecessor.
+    Raises:
+        OSError: A folder that workers write into cannot be written.
     """
     name, token = f".latentloom-{socket.gethostname()}-{port}", uuid.uuid4().hex
-    for folder in shared_folders():
+    marked = []
+    for kind, folder in shared_folders().items():
         file = Path(folder, name)
-        file.write_text(token)
-        atexit.register(file.unlink, missing_ok=True)
-    return f"{name}:{token}"
+        try:
+            file.write_text(token)
+        except OSError as error:
+            if kind != "input":
+                raise
+            logger.warning(
+                "%s cannot be written (%s): whether workers see the same there is not checked",
+                folder,
+                error.strerror,
+            )
+        else:
+            marked.append(kind)
+            atexit.register(file.unlink, missing_ok=True)
+    return ":".join((name, token, *marked))
 
 
 def why_not_shared(mark: str) -> str | None:
     """Why this machine cannot work for the server that has left this mark, if so."""
-    name, _, token = mark.rpartition(":")
-    for folder in shared_folders():
+    name, token, *marked = mark.split(":")
+    for folder in map(shared_folders().__getitem__, marked):
         try:
             is_shared = Path(folder, name).read_text() == token
         except OSError:
