@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import logging
 import os
 import socket
@@ -165,8 +166,13 @@ def mark_shared_folders(port: int) -> str:
             )
         else:
             marked.append(kind)
-            atexit.register(file.unlink, missing_ok=True)
+            atexit.register(_remove, file)
     return ":".join((name, token, *marked))
+
+
+def _remove(file: Path) -> None:
+    with contextlib.suppress(OSError):  # its folder may be gone
+        file.unlink()
 
 
 def why_not_shared(mark: str) -> str | None:
