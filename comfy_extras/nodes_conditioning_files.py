@@ -124,13 +124,29 @@ class ConditioningLoader(io.ComfyNode):
         path = folder_paths.get_full_path_or_raise(FOLDER, conditioning_name)
         tensors, header = load_torch_file(path, device=torch.device("cpu"), return_metadata=True)
         main = tensors.pop(MAIN, None)
-        if not isinstance(main, Tensor) or main.ndim != 3:
-            found = tuple(main.shape) if isinstance(main, Tensor) else f"keys {sorted(tensors)[:5]}"
+        if not _is_text(main):
+            found = f"keys {[*map(str, tensors)][:5]}"
+            if isinstance(main, Tensor):
+                found = f"{tuple(main.shape)} of {main.dtype}"
             raise ValueError(
                 f"conditioning_name: {conditioning_name}: expected a tensor {MAIN!r} "
-                f"[batch, tokens, width], found {found}; such files come from Save Conditioning"
+                "[batch, tokens, width] of floating point, found "
+                f"{found}; such files come from Save Conditioning"
             )
-        return io.NodeOutput([[main, joined(tensors) | _plain(header, conditioning_name)]])
+        for name, value in tensors.items():
+            if not isinstance(name, str) or not isinstance(value, Tensor):
+                raise ValueError(
+                    f"conditioning_name: {conditioning_name}: expected tensors by name, found "
+                    f"{type(value).__name__} as {name!r:.100}; such files come from Save "
+                    "Conditioning"
+                )
+        options = joined(tensors) | _plain(header, conditioning_name)
+        return io.NodeOutput([[main.detach(), options]])
+
+
+def _is_text(value: Any) -> bool:
+    is_tensor = isinstance(value, Tensor) and value.ndim == 3 and value.numel() > 0
+    return is_tensor and value.is_floating_point()
 
 
 def _plain(header: Mapping[str, str] | None, file: str) -> dict[str, Any]:

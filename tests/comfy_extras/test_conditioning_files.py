@@ -13,6 +13,7 @@ import torch
 
 import folder_paths
 from comfy.nn import attention
+from comfy.weights import errors
 from comfy_extras.nodes_attention_backend import ModelAttentionBackend
 from comfy_extras.nodes_conditioning_files import ConditioningLoader, SaveConditioning
 from tests.comfy.sampling.support import ClosedFormModel, patcher
@@ -25,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder_paths.set_output_directory(str(tmp_path))
     kept = {
         **folder_paths.folder_names_and_paths,
-        "embeddings": ([str(tmp_path)], {".safetensors"}),
+        "embeddings": ([str(tmp_path)], {".safetensors", ".pt"}),
     }
     monkeypatch.setattr(folder_paths, "folder_names_and_paths", kept)
     yield tmp_path
@@ -83,6 +84,8 @@ def test_what_no_file_can_hold_is_named(folder: Path, given: Any, reason: str) -
             None,
             r"expected a tensor 'conditioning'.*keys \['clip_l'\]",
         ),
+        ({"conditioning": torch.ones(1, 2, 4, dtype=torch.long)}, None, "floating point.*int64"),
+        ({"conditioning": torch.ones(0, 2, 4)}, None, r"found \(0, 2, 4\)"),
         ({"conditioning": torch.ones(4)}, None, r"expected a tensor.*found \(4,\)"),
         ({"conditioning": torch.ones(1, 2, 4)}, "[1]", "expected a JSON object.*found '\\[1\\]'"),
         ({"conditioning": torch.ones(1, 2, 4)}, "{", "expected a JSON object"),
@@ -96,6 +99,26 @@ def test_a_file_without_a_conditioning_is_named(
     safetensors.torch.save_file(tensors, folder / "other.safetensors", metadata)
     with pytest.raises(ValueError, match=reason):
         ConditioningLoader.execute("other.safetensors")
+
+
+@pytest.mark.parametrize(
+    "more", [{"hooks": {"a": torch.ones(1)}}, {"control": "x"}, {5: torch.ones(1)}]
+)
+def test_pickled_files_give_nothing_but_tensors(folder: Path, more: dict[Any, Any]) -> None:
+    torch.save({"conditioning": torch.ones(1, 2, 4), **more}, folder / "other.pt")
+    with pytest.raises(ValueError, match="expected tensors by name, found"):
+        ConditioningLoader.execute("other.pt")
+
+
+def test_pickled_files_run_nothing(folder: Path) -> None:
+    class Calls:
+        def __reduce__(self) -> Any:
+            return Path.touch, (folder / "ran",)
+
+    torch.save({"conditioning": torch.ones(1, 2, 4), "a": Calls()}, folder / "other.pt")
+    with pytest.raises(errors.UnsafePickleError):
+        ConditioningLoader.execute("other.pt")
+    assert not (folder / "ran").exists()
 
 
 def test_a_model_attends_by_the_chosen_function(monkeypatch: pytest.MonkeyPatch) -> None:
