@@ -125,7 +125,7 @@ class ConditioningLoader(io.ComfyNode):
         tensors, header = load_torch_file(path, device=torch.device("cpu"), return_metadata=True)
         main = tensors.pop(MAIN, None)
         if not _is_text(main):
-            found = f"keys {[*map(str, tensors)][:5]}"
+            found = f"keys {sorted(tensors)[:5]}"
             if isinstance(main, Tensor):
                 found = f"{tuple(main.shape)} of {main.dtype}"
             raise ValueError(
@@ -134,7 +134,7 @@ class ConditioningLoader(io.ComfyNode):
                 f"{found}; such files come from Save Conditioning"
             )
         for name, value in tensors.items():
-            if not isinstance(name, str) or not isinstance(value, Tensor):
+            if not isinstance(value, Tensor):
                 raise ValueError(
                     f"conditioning_name: {conditioning_name}: expected tensors by name, found "
                     f"{type(value).__name__} as {name!r:.100}; such files come from Save "
