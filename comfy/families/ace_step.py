@@ -19,6 +19,7 @@ from comfy.families.text_sizes import t5_dtype
 from comfy.ldm.ace.lyrics import LyricSizes
 from comfy.ldm.ace.model import CONV_WIDTH, ACEStepTransformer2DModel
 from comfy.text_encoders.ace import AceT5Tokenizer, ace_clip
+from comfy.text_encoders.lyrics import WANTED
 
 MARK = "genre_embedder.weight"
 HEAD = 128  # most channels of a head
@@ -108,8 +109,18 @@ class ACEStepModel(BaseModel):
             made["c_crossattn"] = conds.CONDRegular(kwargs["cross_attn"])
         lyrics = kwargs.get("conditioning_lyrics")
         if lyrics is not None:
+            self._check_words(lyrics)
             made["lyric_token_idx"] = conds.CONDRegular(lyrics)
         return made
+
+    def _check_words(self, lyrics: Tensor) -> None:
+        known = self.model_config.unet_config["lyric_encoder_vocab_size"]
+        highest = int(lyrics.max())
+        if highest >= known:  # an accelerator would end the process
+            raise ValueError(
+                f"the lyrics have token {highest}, and this network knows {known}: their "
+                f"vocabulary belongs to another model; {WANTED}"
+            )
 
 
 class ACEStep(TransformerFamily):

@@ -123,7 +123,13 @@ def _embed_chunk(
     )
 
 
-def _look_up(ids: list[int], table: nn.Module, device: torch.device) -> Tensor:
+def _look_up(ids: list[int], table: nn.Embedding, device: torch.device) -> Tensor:
+    highest, count = max(ids, default=0), table.num_embeddings
+    if highest >= count:  # an accelerator would end the process
+        raise ValueError(
+            f"the text has token {highest}, and this text encoder has {count}: its vocabulary "
+            "belongs to another model; take the one that its publisher gives with it"
+        )
     tokens = torch.tensor([ids], dtype=torch.long, device=device)
     return table(tokens, out_dtype=torch.float32)
 

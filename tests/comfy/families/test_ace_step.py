@@ -436,6 +436,8 @@ def test_text_and_lyrics_become_a_sound_and_survive_saving(tmp_path: Path) -> No
     assert sung.shape == (1, 8, 16, 10)
     assert not torch.allclose(sung, instrumental)
     assert not torch.allclose(sung, sampled(found, found.clip, "la la\nlo", 0.5))
+    with pytest.raises(ValueError, match=rf"lyrics have token {WORDS}, and.* knows {WORDS}.*put"):
+        found.model.model.extra_conds(conditioning_lyrics=torch.tensor([[START, WORDS]]))
     sound = VAEDecodeAudio.execute(found.vae, {"samples": sung})[0]["waveform"]
     assert sound.shape == (1, 2, 10 * CELL)
     assert sound.isfinite().all()

@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from comfy.ldm.clip.text import ClipTextConfig, CLIPTextModel
+from comfy.ops import manual_cast
 from comfy.text_encoders.sd1 import SD1ClipModel, SD1Tokenizer
 from comfy.text_encoders.sd2 import SD2ClipModel, SD2Tokenizer
 from comfy.text_encoders.sdxl import SDXLClipModel, SDXLRefinerClipModel, SDXLTokenizer
+from comfy.text_encoders.token_embedding import SpecialTokens, embed_tokens
 from tests.support.golden_nets import assert_close_to_golden, read_golden_net
 
 
@@ -75,3 +77,11 @@ def test_more_tokens_than_positions_are_refused_with_both_numbers() -> None:
     model = CLIPTextModel(config, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"78.*77"):
         model(torch.zeros(1, 78, dtype=torch.long))
+
+
+def test_a_vocabulary_of_another_model_is_told() -> None:
+    table = manual_cast.Embedding(9, 4, dtype=torch.float32)
+    cpu, none = torch.device("cpu"), SpecialTokens(None, None)
+    assert embed_tokens([[0, 8]], table, cpu, none).embeds.shape == (1, 2, 4)
+    with pytest.raises(ValueError, match="has token 9, and this text encoder has 9: its vocab"):
+        embed_tokens([[0, 9]], table, cpu, none)
