@@ -6,6 +6,7 @@ import functools
 from collections.abc import Container, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 EXTRA_STATE = "_extra_state"  # torch's key for what a module adds by `get_extra_state`
@@ -51,7 +52,7 @@ def is_listed(model: nn.Module, key: str) -> bool | None:
 
 
 def _lists_as_torch_does(module: Any) -> bool:
-    if not isinstance(module, nn.Module):
+    if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
         return False
     kind, own = type(module), module.__dict__
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,13 @@ def with_a_plain_tensor(network: Network) -> None:
     network.layers[0].weight = torch.ones(2, 2)
 
 
+def traced(network: Network) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        network.inner[0] = torch.jit.trace(nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2))
+        network.layers[0] = torch.jit.script(nn.Linear(2, 2))
+
+
 def unchanged(network: Network) -> None:
     pass
 
@@ -109,7 +117,7 @@ CHANGES = {
     "extra state": put(WithExtraState(2, 2)), "compiled": put(torch.compile(nn.Linear(2, 2))),
     "hooked": hooked, "hooked before": hooked_before, "encoded": encoded,
     "parametrised": parametrised, "plain tensor": with_a_plain_tensor,
-    "listing of an object": with_listing_of_its_own,
+    "traced": traced, "listing of an object": with_listing_of_its_own,
 }  # fmt: skip
 
 
@@ -119,7 +127,7 @@ def asked(model: nn.Module) -> set[str]:
     names |= {"inner.0._extra_state", "_extra_state", "inner.0.forward", "left_out.data"}
     for path, module in model.named_modules():
         tables = (module._parameters, module._buffers, module.__dict__)
-        names |= {f"{path}.{name}".removeprefix(".") for table in tables for name in table}
+        names |= {f"{path}.{name}".removeprefix(".") for table in tables for name in table.keys()}  # noqa: SIM118
     return names | set(model.state_dict(keep_vars=True))
 
 
