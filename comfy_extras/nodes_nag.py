@@ -16,7 +16,7 @@ from torch import Tensor
 from comfy import progress
 from comfy.nn.patches import CROSS_OUTPUT
 from comfy.patching.wrappers import CallbacksMP, WrappersMP
-from comfy.sampling.batching import CALL_GROUP, NEGATIVE_FIRST, TOGETHER
+from comfy.sampling.batching import CALL_GROUP, NEGATIVE_FIRST, TOGETHER, WAITING
 from comfy.sampling.step_cache import FURTHER
 from comfy_api.latest import io
 from comfy_extras.extension import entrypoint_of
@@ -63,6 +63,7 @@ class AttentionGuidance:
         self._place = 0  # of the next attention in it
         self._group: Any = None  # the list that names all entries that could share the call
         self._continues = False  # the call before was of the same ones
+        self._is_awaited = False  # a positive that could not share it comes later
         self._kept: list[Tensor] = []
         self._kept_sigma: float | None = None
 
@@ -122,6 +123,7 @@ class AttentionGuidance:
         self._call, self._place = order, 0
         group = extra_options.get(CALL_GROUP, order)
         self._continues, self._group = group is self._group, group
+        self._is_awaited = POSITIVE in extra_options.get(WAITING, ())
         sigmas = extra_options.get("sigmas")
         sigma = None if sigmas is None else float(sigmas[0])
         if not self._continues and (NEGATIVE in order or sigma != self._kept_sigma):
@@ -132,8 +134,8 @@ class AttentionGuidance:
         is_kept = self._place < len(self._kept)
         if NEGATIVE in order and not (self._continues and is_kept):
             negative = parts[order.index(NEGATIVE)]
-            if POSITIVE not in order or len(order) < len(self._group):
-                self._kept.append(negative.cpu())  # the device had no room for all
+            if POSITIVE not in order or len(order) < len(self._group) or self._is_awaited:
+                self._kept.append(negative.cpu())  # the device may have no room for all
             return negative
         return self._kept[self._place] if is_kept else None
 

@@ -33,6 +33,8 @@ NEGATIVE_FIRST, TOGETHER = "negative_first", "lists_together"
 # In transformer_options: which list each entry is of, for all that could share the call, the newest
 # first. Calls that memory alone kept apart have the same object.
 CALL_GROUP = "call_group"
+# There, too: the lists of the entries whose calls come after all of those.
+WAITING = "lists_waiting"
 # Starting value of the total weight: cells that no entry covers come out as 0, not as NaN.
 NO_WEIGHT = 1e-37
 
@@ -265,11 +267,16 @@ def _calc_cond_batch(
     last_first, together = (
         bool(model_options.get(name, False)) for name in (NEGATIVE_FIRST, TOGETHER)
     )
-    for hooks, jobs in _in_order(by_hooks, last_first):
+    groups = _in_order(by_hooks, last_first)
+    waiting = [index for _, jobs in groups for _, index in jobs]
+    for hooks, jobs in groups:
         hook_options = patcher.apply_hooks(hooks=hooks) if hooked else {}
         while jobs:
             alike = _take_alike(jobs, last_first)
-            options = {**hook_options, CALL_GROUP: [index for _, index in alike]}
+            lists = [index for _, index in alike]
+            for index in lists:
+                waiting.remove(index)
+            options = {**hook_options, CALL_GROUP: lists, WAITING: waiting[:]}
             while alike:
                 count = _choose_batch(model, alike, x_in.device, together)
                 batch, alike = alike[:count], alike[count:]

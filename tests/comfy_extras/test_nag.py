@@ -242,3 +242,26 @@ def test_nag_finds_the_negative_where_one_of_the_texts_has_hooks(
     assert "no effect" not in caplog.text
     if cfg != 1.0:  # else the texts look from one picture, if they share a call
         torch.testing.assert_close(apart, run_with(text(1), text(2)), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("cfg", [1.0, 3.0])
+@pytest.mark.parametrize("free", [None, 0.0])
+def test_nag_leads_a_positive_that_cannot_share_the_call_of_another(
+    cfg: float, free: float | None, model: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    if free is not None:
+        monkeypatch.setattr(memory, "recent_free_memory", lambda *_: free)
+    long = [[text(4)[0][0].repeat(1, 9, 1), {}]]
+    view = patched(nodes_nag.NAGuidance, model, 5.0, 0.5, 1.5)
+
+    def run_with(positive: Any) -> Tensor:
+        return run.sample_custom(
+            view, noise.prepare_noise(LATENT, 3), cfg, samplers.ksampler("euler"),
+            torch.tensor([8.0, 0.0]), positive, text(2), LATENT, disable_pbar=True, seed=3,
+        )  # fmt: skip
+
+    mean = (run_with(text(1)) + run_with(long)) / 2
+    both = run_with(text(1) + long)
+    assert "no effect" not in caplog.text
+    if cfg != 1.0:  # else a negative that shares a call has the positive's picture
+        torch.testing.assert_close(both, mean, rtol=0, atol=1e-4)
