@@ -97,6 +97,11 @@ def test_feature_flags_are_added_and_listed(
     [
         (["--port", "x"], "'x' is no port; expected 0 (any free one) to 65535"),
         (["--port", "65536"], "'65536' is no port"),
+        (["--max-upload-size", "-1"], "'-1' is no amount; expected a number from 0 on"),
+        (["--reserve-vram", "nan"], "'nan' is no amount"),
+        (["--cache-ram", "-4"], "'-4' is no amount"),
+        (["--cache-lru", "-4"], "'-4' is no whole number; expected 0 or more"),
+        (["--preview-size", "1.5"], "'1.5' is no whole number"),
         (["--workers", "many"], "'many' is no number of workers; expected 0 or more"),
         (["--ray-workers", "-1"], "'-1' is no number of workers"),
         (["--preview-method", "zz"], "one of none, auto, latent2rgb, taesd, found 'zz'"),

@@ -8,6 +8,8 @@ from comfy.options.kinds import (
     NO_EFFECT,
     FillAll,
     PerformanceFeature,
+    amount,
+    count,
     exclusive,
     member_of,
     switches,
@@ -19,22 +21,22 @@ def add_devices(group: argparse._ArgumentGroup) -> None:
     add("--cuda-device", metavar="INDEX", help="Make only this device visible.")
     add(
         "--default-device",
-        type=int,
+        type=count,
         metavar="INDEX",
         help="Move this device to the front of the list.",
     )
     add("--directml", type=int, nargs="?", const=-1, default=None, help="DirectML. " + NO_EFFECT)
     add("--oneapi-device-selector", metavar="TEXT", help="Value for the oneAPI device selector.")
-    add("--reserve-vram", type=float, metavar="GB", help="Accelerator memory to leave free.")
+    add("--reserve-vram", type=amount, metavar="GB", help="Accelerator memory to leave free.")
     add(
         "--idle-unload",
-        type=float,
+        type=amount,
         metavar="SECONDS",
         help="Unload models that nobody used for this long (default: never).",
     )
     add(
         "--async-offload",
-        type=int,
+        type=count,
         nargs="?",
         const=2,
         default=None,

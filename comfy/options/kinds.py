@@ -125,6 +125,17 @@ def whole_number(name: str, expected: str, most: float = math.inf) -> Callable[[
     return read
 
 
+def amount(text: str) -> float:
+    """A finite number of whatever the option counts, from 0 on."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount; expected a number from 0 on")
+    return number
+
+
 def member_of(kind: type[Member]) -> Callable[[str], Member]:
     """How one of the members of an enumeration is read, by its value."""
 
@@ -138,4 +149,5 @@ def member_of(kind: type[Member]) -> Callable[[str], Member]:
     return read
 
 
+count = whole_number("whole number", "0 or more")
 port_number = whole_number("port", "0 (any free one) to 65535", 65535)

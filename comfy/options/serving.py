@@ -10,6 +10,8 @@ from comfy.options.kinds import (
     FreeMemory,
     LatentPreviewMethod,
     Verbosity,
+    amount,
+    count,
     exclusive,
     member_of,
     port_number,
@@ -45,14 +47,14 @@ def add_network(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--max-upload-size",
-        type=float,
+        type=amount,
         default=100.0,
         metavar="MB",
         help="Largest accepted request body in MiB (default 100).",
     )
     add(
         "--max-prompt-nodes",
-        type=int,
+        type=count,
         default=50_000,
         metavar="N",
         help="Most nodes that a prompt may have (default 50000; 0: no bound).",
@@ -88,7 +90,7 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--user-quota",
-        type=float,
+        type=amount,
         default=0.0,
         metavar="GB",
         help="With --auth, what the files of one user may take, in GiB (default 0: no bound).",
@@ -196,14 +198,14 @@ def add_execution(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--preview-size",
-        type=int,
+        type=count,
         default=512,
         metavar="PIXELS",
         help="Bounding square of previews (default 512).",
     )
     add(
         "--max-text-size",
-        type=float,
+        type=amount,
         default=64.0,
         metavar="MILLIONS",
         help="Longest text a node may return, in 2^20 characters; all of a prompt may be 8 times "
@@ -217,7 +219,7 @@ def add_execution(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--restart-after",
-        type=float,
+        type=amount,
         default=30.0,
         metavar="SECONDS",
         help="The supervisor restarts the server when a cancelled prompt has not stopped by then, "
@@ -241,7 +243,7 @@ def _add_caches(group: argparse._ArgumentGroup) -> None:
     )
     cache.add_argument(
         "--cache-lru",
-        type=int,
+        type=count,
         default=0,
         metavar="N",
         help="Keep the last N node results across prompts.",
@@ -249,7 +251,7 @@ def _add_caches(group: argparse._ArgumentGroup) -> None:
     cache.add_argument("--cache-none", action="store_true", help="Keep nothing; every node runs.")
     cache.add_argument(
         "--cache-ram",
-        type=float,
+        type=amount,
         nargs="*",
         action=FreeMemory,
         default=0.0,
