@@ -121,15 +121,22 @@ class Place:
             self.last_used = next(_uses)
 
     def run(self, key: int) -> None:
-        """Gives the worker the prompt it was kept for; if it has died, the next worker gets it.
+        """Gives the worker the prompt it was kept for; if it has died, the queue gets it back.
+
+        Not under the queue's lock.
 
         Args:
             key: The queue's key of the prompt.
         """
         with self._lock:
-            if self._job is not None:
-                self._job.key = key
-                self._send_job()
+            job = self._job
+            assert job is not None, "a place is kept before it is given a prompt"
+            job.key = key
+            is_gone = self._ready is None
+            if not is_gone:
+                self._send_job(job)
+        if is_gone:
+            self._lose(job, None)
 
     def stop(self, prompt_id: str) -> None:
         """Stops the prompt if it is this worker's."""
@@ -204,12 +211,10 @@ class Place:
             return False
         return True
 
-    def _send_job(self) -> None:
-        job = self._job
-        if job is None or job.key < 0 or job.is_sent or self._ready is None:
-            return
+    def _send_job(self, job: Job) -> None:
         client = self._sink.client_info(job.item[3].get("client_id"))
-        job.is_sent = self._send({"do": "run", "item": list(job.item), "client": client})
+        job.is_sent = True  # if it does not arrive, the worker's death is noticed
+        self._send({"do": "run", "item": list(job.item), "client": client})
         if job.is_stopped:
             self._send({"do": "stop", "prompt_id": job.prompt_id})
 
@@ -271,7 +276,6 @@ class Place:
         with self._lock:
             self.models, self.refusal, self._deaths = NO_MODELS, None, 0
             self._ready = {**message, "nodes": frozenset(message["nodes"])}
-            self._send_job()
         logger.info(
             "worker %s is ready: %s, process %s", self.name, message["device"], message["pid"]
         )
@@ -338,13 +342,16 @@ class Place:
             questions, self._questions = self._questions, {}
         for answer in questions.values():
             answer.set_exception(WorkerGone(f"worker {self.name} has ended"))
-        is_end = self._ending.is_set()
-        if not is_end:
+        if not self._ending.is_set():
             logger.error("worker %s ended (%s); starting it again", self.name, _cause(code))
-        if job is not None and job.key >= 0 and (job.is_sent or job.is_stopped or is_end):
-            with self._sink.news_of(job.item):
-                self._settle(job, code)
-            self._let_go(NO_MODELS)
+        if job is not None and job.is_sent:
+            self._lose(job, code)
+
+    def _lose(self, job: Job, code: int | None) -> None:
+        """The worker that was to run a prompt is gone."""
+        with self._sink.news_of(job.item):
+            self._settle(job, code)
+        self._let_go(NO_MODELS)
 
     def _settle(self, job: Job, code: int | None) -> None:
         """Says what becomes of the prompt of a dead worker."""

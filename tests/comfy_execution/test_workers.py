@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -30,7 +30,7 @@ from comfy_execution.registry import NodeRegistry
 from comfy_execution.worker import Worker
 from comfy_execution.workers import messages
 from comfy_execution.workers.affinity import MOST_OVERTAKEN, NO_MODELS, Chooser, Models, models_of
-from comfy_execution.workers.channel import ChannelClosed, PipeChannel, WorkerChannel
+from comfy_execution.workers.channel import ChannelClosed, Launcher, PipeChannel, WorkerChannel
 from comfy_execution.workers.messages import Message
 from comfy_execution.workers.place import Place
 from comfy_execution.workers.pool import WorkerPool
@@ -558,6 +558,32 @@ def test_what_was_stopped_is_not_started_again_by_a_dead_worker(tmp_path: Path) 
     queue.interrupt("a")
     assert not queue.put_back(found[1])
     journal.close()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_worker_that_dies_before_it_has_its_prompt_keeps_it_from_no_other(
+    is_stopped: bool,
+) -> None:
+    sink = NewsRecorder()
+    queue = PromptQueue(sink)
+    place = Place("1", cast(Launcher, None), queue, sink, CODEC)  # it has no worker any more
+    queue.submit((1, "a", {}, {"client_id": "me"}, []))
+    found = queue.get()
+    assert found is not None
+    place.take(found[0], NO_MODELS)
+    if is_stopped:
+        place.stop("a")
+    place.run(found[1])
+    assert place.health()["prompt_id"] is None
+    assert not queue.get_running()
+    if is_stopped:
+        messages = queue.get_history("a")["a"]["status"]["messages"]
+        assert [kind for kind, _ in messages] == ["execution_interrupted"]
+        assert sink.events[-1] == events.Executing(None, "a", client_id="me")
+    else:
+        again = queue.get(timeout=0)
+        assert again is not None
+        assert again[0][1] == "a"
 
 
 class Starting(WorkerChannel):
