@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 DEATH_S = 5.0
 """How long a worker whose pipe is closed may take to end."""
+_MOST_HELD = 1 << 16
 _FIRST = b"\0latentloom\0"
 """Begins the output of a worker; what was printed before, while Python started, is no message."""
 
@@ -165,10 +166,22 @@ def _let_go(descriptors: Sequence[int]) -> None:
 
 
 def _pass_on(stream: IO[bytes]) -> None:
-    """Writes what a worker writes, as it comes; without a log it reads on: the worker waits."""
+    """Writes what a worker writes, in whole lines and states of a bar: others write there, too."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    while chunk := os.read(stream.fileno(), 1 << 16):
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(decoder.decode(chunk))
-            sys.stderr.flush()
+    held = ""
+    while chunk := os.read(stream.fileno(), _MOST_HELD):
+        held += decoder.decode(chunk)
+        whole = max(held.rfind("\n") + 1, held.rfind("\r"))
+        if len(held) > _MOST_HELD:
+            whole = len(held)
+        _write(held[:whole])
+        held = held[whole:]
+    _write(held)
     stream.close()
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # without a log, too, the worker must be read
+        if text:
+            sys.stderr.write(text)
+            sys.stderr.flush()

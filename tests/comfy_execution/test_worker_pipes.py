@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -56,6 +57,38 @@ def test_what_is_printed_is_in_the_log_and_no_message(
     log = capsys.readouterr().err
     for source in ("before the channel", "of a node", "of native code", "of a program"):
         assert log.count(source) == 1
+
+
+def test_lines_and_bars_of_a_worker_reach_the_log_whole(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others write there, too; faulthandler writes a line in many pieces."""
+    written = list[str]()
+
+    class Log(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+    monkeypatch.setattr(sys, "stderr", Log())
+    worker = start("""
+        def say(text):
+            os.write(2, text.encode())
+            channel.send({"say": text})
+            channel.receive()
+        for text in ("Fatal ", "error\\n", "\\r 1%", "\\r 2%", "\\n", "the ", "end"):
+            say(text)
+    """)
+    for _ in range(7):
+        worker.receive()
+        time.sleep(0.02)  # the log is read meanwhile
+        worker.send({})
+    assert worker.exit_code() == 0
+    lines = [text for text in written if "before" not in text]
+    assert "Fatal error\n" in lines
+    assert "\r 1%" in lines
+    assert "the end" in lines
+    assert "".join(lines).endswith("Fatal error\n\r 1%\r 2%\nthe end")
 
 
 @posix
