@@ -187,7 +187,7 @@ def test_native_code_that_crashes_fails_its_prompt_only_and_the_next_server_goes
     crashed = clients[0].run(g)
     assert not crashed.succeeded
     assert crashed.error["exception_type"] == "ServerCrashed"
-    assert "Fatal Python error: Aborted" in mill.server.log
+    until(lambda: "Fatal Python error: Aborted" in mill.server.log)
     assert mill.running() == [good]
     mill.restart()  # what runs is left to it
     assert mill.server.wait(good)["outputs"]["shown"]["value"] == [value]
