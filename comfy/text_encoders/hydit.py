@@ -162,7 +162,7 @@ class MT5Tokenizer(SDTokenizer):
         data = dict(tokenizer_data or {})
         self.source = pieces_source({**data, DATA_ENTRY: data.get(f"{MT5}_vocabulary")})
         super().__init__(
-            self.source,  # type: ignore[arg-type] # may be its bytes
+            self.source,  # may be its bytes
             max_length=UNLIMITED,
             pad_with_end=False,
             embedding_directory=embedding_directory,

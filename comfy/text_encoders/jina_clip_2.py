@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 
 from comfy.ldm.jina.model import JinaTextModel
@@ -106,12 +105,14 @@ class JinaPieces:
 class JinaClip2Tokenizer(SDTokenizer):
     """Tokens in one chunk of at most 8192, without padding."""
 
+    saved_as = EMBEDDED
+
     def __init__(
         self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
     ) -> None:
         self.source = pieces_source(tokenizer_data)
         super().__init__(
-            self.source,  # type: ignore[arg-type] # may be its bytes
+            self.source,  # may be its bytes
             max_length=LONGEST,
             pad_with_end=False,
             embedding_directory=embedding_directory,
@@ -124,12 +125,6 @@ class JinaClip2Tokenizer(SDTokenizer):
             end_token=END,
             tokenizer_data=tokenizer_data,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The vocabulary, where it came from the encoder's file, so that saving keeps it."""
-        if not isinstance(self.source, bytes):
-            return {}
-        return {EMBEDDED: torch.frombuffer(bytearray(self.source), dtype=torch.uint8)}
 
 
 class JinaClip2TokenizerWrapper(TokenizerAlone):

@@ -93,6 +93,7 @@ class GemmaTokenizer(SDTokenizer):
     """Gemma's tokens in one chunk of any length."""
 
     conversation = GEMMA3
+    saved_as = EMBEDDED
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class GemmaTokenizer(SDTokenizer):
     ) -> None:
         self.source = pieces_source(tokenizer_data)
         super().__init__(
-            self.source,  # type: ignore[arg-type] # may be its bytes
+            self.source,  # may be its bytes
             max_length=UNLIMITED,
             pad_with_end=False,
             embedding_directory=embedding_directory,
@@ -119,12 +120,6 @@ class GemmaTokenizer(SDTokenizer):
             disable_weights=disable_weights,
             tokenizer_data=tokenizer_data,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The vocabulary, where it came from the encoder's file, so that saving keeps it."""
-        if not isinstance(self.source, bytes):
-            return {}
-        return {EMBEDDED: torch.frombuffer(bytearray(self.source), dtype=torch.uint8)}
 
 
 class Gemma2BTokenizer(GemmaTokenizer):

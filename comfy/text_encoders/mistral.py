@@ -37,13 +37,14 @@ class MistralTokenizer(SDTokenizer):
     """Mistral's tokens in one chunk of any length."""
 
     conversation = MISTRAL
+    saved_as = EMBEDDED
 
     def __init__(
         self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
     ) -> None:
         self.source = _pieces_source(tokenizer_data or {})
         super().__init__(
-            self.source,  # type: ignore[arg-type] # may be its bytes
+            self.source,  # may be its bytes
             max_length=UNLIMITED,
             pad_with_end=False,
             embedding_directory=embedding_directory,
@@ -58,12 +59,6 @@ class MistralTokenizer(SDTokenizer):
             pad_left=True,
             tokenizer_data=tokenizer_data,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The vocabulary, where it came from the encoder's file, so that saving keeps it."""
-        if not isinstance(self.source, bytes):
-            return {}
-        return {EMBEDDED: torch.frombuffer(bytearray(self.source), dtype=torch.uint8)}
 
 
 def _pieces_source(data: Mapping[str, Any]) -> str | bytes | None:

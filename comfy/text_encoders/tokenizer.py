@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from comfy import progress
@@ -61,12 +62,17 @@ class SDTokenizer:
         embedding_key: Name of this encoder in embedding files.
         inv_vocab: Id -> word piece.
         conversation: How its model is asked to write; None of models that do not.
+        source: Where the vocabulary was read: the bytes of the encoder's own file, or elsewhere.
+        saved_as: Entry under which such bytes are saved with the encoder; None of kinds whose
+            files carry none.
 
     Entries ``<embedding_key>_max_length`` and ``..._min_length`` of the tokenizer data override
     those of a kind of encoder: Long-CLIP has more positions than CLIP.
     """
 
     conversation: ClassVar[Conversation | None] = None
+    saved_as: ClassVar[str | None] = None
+    source: Any = None
 
     def __init__(
         self,
@@ -218,8 +224,10 @@ class SDTokenizer:
         return [(pair, self.inv_vocab[pair[0]]) for pair in token_weight_pair]
 
     def state_dict(self) -> dict[str, Any]:
-        """What has to be saved with the encoder; nothing for this kind."""
-        return {}
+        """What has to be saved with the encoder: the vocabulary, if its file brought it."""
+        if self.saved_as is None or not isinstance(self.source, bytes):
+            return {}
+        return {self.saved_as: torch.frombuffer(bytearray(self.source), dtype=torch.uint8)}
 
 
 class OpenClipTokenizer(SDTokenizer):

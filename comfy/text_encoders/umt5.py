@@ -103,6 +103,7 @@ class UMT5Tokenizer(SDTokenizer):
         shortest: Tokens that a text has at least.
     """
 
+    saved_as = EMBEDDED
     encoder_name: ClassVar[str]
     width: ClassVar[int]
     shortest: ClassVar[int]
@@ -114,7 +115,7 @@ class UMT5Tokenizer(SDTokenizer):
     ) -> None:
         self.source = pieces_source(tokenizer_data)
         super().__init__(
-            self.source,  # type: ignore[arg-type] # may be its bytes
+            self.source,  # may be its bytes
             max_length=UNLIMITED,
             pad_with_end=False,
             embedding_directory=embedding_directory,
@@ -127,12 +128,6 @@ class UMT5Tokenizer(SDTokenizer):
             pad_token=PAD,
             tokenizer_data=tokenizer_data,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The vocabulary, where it came from the encoder's file, so that saving keeps it."""
-        if not isinstance(self.source, bytes):
-            return {}
-        return {EMBEDDED: torch.tensor(list(self.source), dtype=torch.uint8)}
 
 
 class UMT5XXLTokenizer(UMT5Tokenizer):
