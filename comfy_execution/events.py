@@ -299,6 +299,16 @@ class ExecutionInterrupted:
         }
 
 
+def ends_prompt(event: Event) -> bool:
+    """Whether an event is a prompt's last one but for ``executing`` without a node.
+
+    An error without a time is that of a blocked node; its prompt goes on.
+    """
+    if isinstance(event, ExecutionError):
+        return event.timestamp is not None
+    return isinstance(event, (ExecutionSuccess, ExecutionInterrupted))
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFigures:
     """What the nodes of a finished prompt took, for those who record events; sent to nobody.

@@ -46,6 +46,8 @@ class PromptExecutor:
         status_messages: (event name, data) of the last prompt's start, cache and end.
         history_result: ``outputs``, ``meta``, ``nodes`` and ``environment`` of the last prompt.
         guard: For a ``Breaker`` that stops nodes which do not look.
+        announces_end: Whether ``execute`` sends a prompt's last message itself. A worker puts the
+            prompt on record first: who hears of its end may ask for its results at once.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class PromptExecutor:
         self.interrupt: ExecutionInterrupt = interrupt or NoInterrupt()
         self.options = options or ExecutorOptions()
         self.guard = CallGuard()
+        self.announces_end = True
+        self._end: events.Event | None = None
         self.caches = CacheSet(self.options.cache)
         self._previous_parts: dict[str, Parts] = {}
         self._client_id: str | None = None
@@ -125,11 +129,21 @@ class PromptExecutor:
             if run is not None:
                 await self._wind_up(run)
                 run.close()
+        if self.announces_end:
+            self.announce_end()
 
     def abandon(self, prompt_id: str, extra_data: Mapping[str, Any], error: BaseException) -> None:
         """Ends a prompt that could not be started, or whose execution itself broke down."""
         self._begin(extra_data)
         self._fail(prompt_id, error)
+        if self.announces_end:
+            self.announce_end()
+
+    def announce_end(self) -> None:
+        """Sends the last prompt's last message, unless that was done."""
+        end, self._end = self._end, None
+        if end is not None:
+            self.server.publish(end)
 
     # --- the course of a prompt ---------------------------------------------------------------
 
@@ -138,6 +152,7 @@ class PromptExecutor:
         self.status_messages = []
         self.history_result = {"outputs": {}, "meta": {}}
         self.success = True
+        self._end = None
 
     def _fail(self, prompt_id: str, error: BaseException) -> None:
         """Reports a failure that belongs to no node, or an interruption before the first one."""
@@ -197,7 +212,7 @@ class PromptExecutor:
         )  # fmt: skip
 
     async def _run(self, run: PromptRun, outputs: Sequence[str]) -> None:
-        """Runs nodes until nothing is left, or one fails; sends the terminal event."""
+        """Runs nodes until nothing is left, or one fails; settles how the prompt has ended."""
         cached = tuple(
             name for name in run.prompt.original_prompt
             if name in run.signatures.parts and run.is_known(name)
@@ -214,7 +229,7 @@ class PromptExecutor:
                 tuple(run.executed), failure, error,
             )  # fmt: skip
         else:
-            self._send(events.ExecutionSuccess(run.prompt_id, events.now_ms(), self._client_id))
+            self._ended(events.ExecutionSuccess(run.prompt_id, events.now_ms(), self._client_id))
 
     async def _run_nodes(
         self, run: PromptRun, outputs: Sequence[str]
@@ -293,6 +308,11 @@ class PromptExecutor:
         self.status_messages.append((event.name, event.payload()))
         self.server.publish(event)
 
+    def _ended(self, event: events.Event) -> None:
+        """Keeps the last event for the history, and for ``announce_end``."""
+        self.status_messages.append((event.name, event.payload()))
+        self._end = event
+
     def add_message(self, event: str, data: dict[str, Any], broadcast: bool) -> None:
         """Sends a message to the owner of the running prompt (or all) and keeps it for history."""
         stamped = {**data, "timestamp": events.now_ms()}
@@ -319,7 +339,7 @@ class PromptExecutor:
         now, client_id = events.now_ms(), self._client_id
         if error.interrupted:
             logger.info("prompt %s was interrupted in node %s", prompt_id, failing)
-            self._send(
+            self._ended(
                 events.ExecutionInterrupted(
                     prompt_id, node_id, node_type, _named(executed, prompt), now, client_id
                 )
@@ -335,7 +355,7 @@ class PromptExecutor:
             error.exception_type, error.traceback, error.current_inputs,
             _named(current_outputs, prompt), now, details, client_id,
         )  # fmt: skip
-        self._send(failed)
+        self._ended(failed)
 
     def _raise_in_threads(self) -> None:
         """For threads that a node has started: the flag stays, for the node may not notice."""

@@ -185,6 +185,7 @@ class PromptQueue(QueueView, QueueOrder):
         history_result: Mapping[str, Any],
         status: items.ExecutionStatus | None = None,
         process_item: Callable[[QueueItem], Sequence[Any]] | None = None,
+        announce: Callable[[], None] | None = None,
     ) -> None:
         """Moves a running prompt to the history, where it is on record before anybody sees it.
 
@@ -193,6 +194,8 @@ class PromptQueue(QueueView, QueueOrder):
             history_result: ``outputs``, ``meta`` and further keys of the history entry.
             status: How it ended.
             process_item: What to keep of the item; the default leaves out secrets.
+            announce: Says that it has ended, once the history has it and before the queue says
+                that it is shorter.
         """
         with self.mutex:
             item, texts = self.currently_running[item_id], self._texts[item_id]
@@ -206,6 +209,8 @@ class PromptQueue(QueueView, QueueOrder):
             self._fingerprints.pop(item[1], None)
             self._put_back.discard(item[1])
             surplus = self._history.add(finished)
+            if announce is not None:
+                announce()
             self._changed()
         self._history.erase(surplus)
         self._announce_finished(item[1])

@@ -49,6 +49,7 @@ class Worker:
     ) -> None:
         self.queue = queue
         self.executor = executor
+        executor.announces_end = False
         self.hooks = hooks or WorkerHooks()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self.run, name="prompt-worker", daemon=True)
@@ -96,8 +97,10 @@ class Worker:
             executor.abandon(prompt_id, item[3], error)
         is_left = self._stopping.is_set() and self._was_interrupted()
         if is_left and self.queue.leave_to_next_process(key):
+            executor.announce_end()
             return
         self._record(prompt_id, key)
+        executor.announce_end()  # had it not been possible to record it
         client_id = item[3].get("client_id")
         if client_id is not None:
             executor.server.publish(events.Executing(None, prompt_id, client_id=client_id))
@@ -110,7 +113,9 @@ class Worker:
         nothing: dict[str, Any] = {"outputs": {}, "meta": {}}
         for result in (executor.history_result, nothing):
             try:
-                self.queue.task_done(key, result, executor.status, public_item)
+                self.queue.task_done(
+                    key, result, executor.status, public_item, executor.announce_end
+                )
                 return
             except Exception:  # the loop must go on
                 logger.exception("prompt %s has ended but could not be recorded", prompt_id)

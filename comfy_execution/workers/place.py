@@ -67,6 +67,7 @@ class Place:
         self._ready: Message | None = None  # what the running worker said of itself
         self._job: Job | None = None
         self._news_item: QueueItem | None = None
+        self._end: events.Event | None = None  # of the job, which is put on record first
         self._questions: dict[int, Future[Any]] = {}
         self._ending = threading.Event()
         self._deaths = 0  # since it was last ready
@@ -292,8 +293,15 @@ class Place:
             self._news_item = self._job.item
             with self._sink.news_of(self._news_item):
                 self._sink.publish(event)
+        elif events.ends_prompt(event):
+            self._end = event
         else:
             self._sink.publish(event)
+
+    def _announce_end(self) -> None:
+        end, self._end = self._end, None
+        if end is not None:
+            self._sink.publish(end)
 
     def _take_answer(self, message: Message) -> None:
         answer = self._questions.pop(message["id"], None)
@@ -313,6 +321,7 @@ class Place:
         is_left = was_stopped and self._ending.is_set()
         if not (is_left and self._queue.leave_to_next_process(job.key)):
             self._record(job, result, status)
+        self._announce_end()  # had it not been possible to record it
         self._let_go(job.models)
 
     def _record(self, job: Job, result: Mapping[str, Any], status: ExecutionStatus) -> None:
@@ -320,7 +329,7 @@ class Place:
         nothing: dict[str, Any] = {"outputs": {}, "meta": {}}
         for kept in (result, nothing):
             try:
-                self._queue.task_done(job.key, kept, status, public_item)
+                self._queue.task_done(job.key, kept, status, public_item, self._announce_end)
                 return
             except Exception:  # the place must go on
                 logger.exception("prompt %s has ended but is not on record", job.prompt_id)
@@ -356,6 +365,7 @@ class Place:
     def _settle(self, job: Job, code: int | None) -> None:
         """Says what becomes of the prompt of a dead worker."""
         client_id = job.item[3].get("client_id")
+        self._end = None  # the worker may have died between its word of the end and its results
         if self._ending.is_set() and self._queue.leave_to_next_process(job.key):
             return
         if job.is_stopped or self._ending.is_set():
@@ -370,8 +380,9 @@ class Place:
                 return
             told = crash_error(job.item, "The worker process")
             status = crashed_status(told)
+        self._end = told
         self._record(job, {"outputs": {}, "meta": {}}, status)
-        self._sink.publish(told)
+        self._announce_end()
         if client_id is not None:
             self._sink.publish(events.Executing(None, job.prompt_id, client_id=client_id))
 

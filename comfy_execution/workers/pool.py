@@ -150,7 +150,9 @@ class WorkerPool:
             "MissingNodeClass", timestamp=events.now_ms(), client_id=client_id,
         )  # fmt: skip
         status = ExecutionStatus("error", False, [(error.name, error.payload())])
-        self._queue.task_done(key, {"outputs": {}, "meta": {}}, status, public_item)
-        self._sink.publish(error)
+        nothing: dict[str, Any] = {"outputs": {}, "meta": {}}
+        self._queue.task_done(
+            key, nothing, status, public_item, announce=lambda: self._sink.publish(error)
+        )
         if client_id is not None:
             self._sink.publish(events.Executing(None, prompt_id, client_id=client_id))

@@ -10,6 +10,7 @@ from comfy_execution import events
 from comfy_execution.caching import CacheEntry, NullCache, RAMPressureCache, ResultCache, make_cache
 from comfy_execution.executor import PromptExecutor
 from comfy_execution.options import ExecutorOptions
+from comfy_execution.queue import PromptQueue
 from comfy_execution.registry import NodeRegistry
 
 Prompt = dict[str, dict[str, Any]]
@@ -31,6 +32,28 @@ class Recorder:
 
     def names(self) -> list[str]:
         return [event.name for event in self.events]
+
+
+class Witness(Recorder):
+    """Asks the history for a prompt at the very moment its end is announced.
+
+    Attributes:
+        queue: Whose history; nobody is asked before it is set.
+        unrecorded: Ends that were announced before they were on record.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: PromptQueue | None = None
+        self.unrecorded: list[events.Event] = []
+
+    def publish(self, event: events.Event) -> None:
+        super().publish(event)
+        if self.queue is None or not events.ends_prompt(event):
+            return
+        prompt_id = event.payload()["prompt_id"]
+        if prompt_id not in self.queue.get_history(prompt_id) or self.queue.is_running(prompt_id):
+            self.unrecorded.append(event)
 
 
 class Flag:

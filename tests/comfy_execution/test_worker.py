@@ -20,7 +20,7 @@ from comfy_execution.progress import get_progress_state, make_progress_hook
 from comfy_execution.queue import PromptQueue
 from comfy_execution.registry import NodeRegistry
 from comfy_execution.worker import Worker, WorkerHooks
-from tests.comfy_execution.support import CLASSES, Flag, Recorder, make, node
+from tests.comfy_execution.support import CLASSES, Flag, Witness, make, node
 
 
 class House:
@@ -29,8 +29,9 @@ class House:
     def __init__(
         self, classes: dict[str, type], journal: Journal | None = None, **hooks: Any
     ) -> None:
-        self.sink, self.flag = Recorder(), Flag()
+        self.sink, self.flag = Witness(), Flag()
         self.queue = PromptQueue(self.sink, interrupt=self.flag, journal=journal)
+        self.sink.queue = self.queue
         registry = NodeRegistry({**CLASSES, **classes})
         self.executor = PromptExecutor(registry, self.sink, self.flag, ExecutorOptions())
         self.breaker = Breaker(
@@ -69,6 +70,7 @@ def house() -> Iterator[Any]:
     yield build
     for each in built:
         assert each.worker.stop()
+        assert each.sink.unrecorded == []
 
 
 PROMPT = {"1": make("Number", value=1), "2": make("Show", value=["1", 0])}

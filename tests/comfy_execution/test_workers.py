@@ -36,7 +36,7 @@ from comfy_execution.workers.place import Place
 from comfy_execution.workers.pool import WorkerPool
 from comfy_execution.workers.ray_bridge import RayLauncher
 from comfy_execution.workers.seat import Seat, WorkerQueue
-from tests.comfy_execution.support import Flag, NodeBase, Number, Recorder, Show
+from tests.comfy_execution.support import Flag, NodeBase, Number, Recorder, Show, Witness
 from utils.save_turns import SaveTurns
 
 CODEC = messages.PictureCodec(bytes, bytes)
@@ -302,6 +302,7 @@ class House:
     def __init__(self, count: int = 2, journal: Journal | None = None) -> None:
         self.sink = NewsRecorder()
         self.queue = PromptQueue(self.sink, journal=journal)
+        self.sink.queue = self.queue
         self.started: list[Seated] = []
         self.pool = WorkerPool(
             self.queue,
@@ -343,7 +344,7 @@ class House:
         return [kind for kind, _ in self.ended(prompt_id)["status"]["messages"]]
 
 
-class NewsRecorder(Recorder):
+class NewsRecorder(Witness):
     """The server, as places know it."""
 
     def __init__(self) -> None:
@@ -392,6 +393,7 @@ def house() -> Iterator[House]:
     yield house
     Wait.go_on.set()
     house.pool.stop()
+    assert house.sink.unrecorded == []
 
 
 def running(house: House) -> set[str]:
