@@ -24,12 +24,13 @@ def environment() -> dict[str, Any]:
 
     The same graph, files and environment give the same picture, bit for bit.
     """
-    runtime = get_runtime()
+    runtime, attends = get_runtime(), attention.selected()
     return {
         **_versions(),
+        **attends.versions,
         "device": accelerators.device_name(runtime.device),
         "threads": torch.get_num_threads(),  # where sums are cut on a CPU
-        "attention": attention.selected().name,
+        "attention": attends.name,
         "deterministic": runtime.precision.deterministic,
         "precision": _asked(runtime.precision),
     }

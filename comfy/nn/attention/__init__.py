@@ -59,6 +59,8 @@ class Backend:
         automatic: Whether it may be chosen when nobody asked for it (it must be exact and
             everywhere correct).
         package: What is to be installed for it, if anything.
+        modules: Names that the package is imported by; one of them is enough.
+        load: Imports what it calls of the package.
     """
 
     name: str
@@ -66,6 +68,13 @@ class Backend:
     is_available: Callable[[], bool]
     automatic: bool = False
     package: str = ""
+    modules: tuple[str, ...] = ()
+    load: Callable[[], object] | None = None
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of its package as installed, by module; empty without a package."""
+        return optional.versions(self.modules)
 
 
 @dataclass(frozen=True)
@@ -121,7 +130,7 @@ def _public(
             wanted = precision.attention_precision(attn_precision, q.dtype) or q.dtype
             q, k = q.to(wanted), k.to(wanted)
         run = kernels.fused if approximate and not low_precision_attention else kernel
-        out = run(q, k, v, expand_mask(mask))
+        out = kernels.in_batches(run, q, k, v, expand_mask(mask))
         return out if skip_output_reshape else merge_heads(out)
 
     attention.__name__ = attention.__qualname__ = name
@@ -132,8 +141,19 @@ def _always() -> bool:
     return True
 
 
-def _package(*names: str) -> Callable[[], bool]:
-    return lambda: any(optional.is_installed(name) for name in names)
+def _of_package(
+    name: str,
+    function: AttentionFunction,
+    package: str,
+    modules: tuple[str, ...],
+    load: Callable[[], object],
+) -> Backend:
+    """A row for a package, which is available where one of its modules is."""
+
+    def is_available() -> bool:
+        return any(optional.is_installed(module) for module in modules)
+
+    return Backend(name, function, is_available, package=package, modules=modules, load=load)
 
 
 attention_pytorch = _public(kernels.fused, "attention_pytorch")
@@ -150,14 +170,19 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("pytorch", attention_pytorch, _always, automatic=True),
     Backend("sub_quad", attention_sub_quad, _always),
     Backend("split", attention_split, _always),
-    Backend(
+    _of_package(
         "flash",
         attention_flash,
-        _package("flash_attn", "flash_attn_interface"),
-        package="flash-attn",
+        "flash-attn",
+        ("flash_attn", "flash_attn_interface"),
+        optional.flash_function,
     ),
-    Backend("sage", attention_sage, _package("sageattention"), package="sageattention"),
-    Backend("xformers", attention_xformers, _package("xformers"), package="xformers"),
+    _of_package(
+        "sage", attention_sage, "sageattention", ("sageattention",), optional.sage_function
+    ),
+    _of_package(
+        "xformers", attention_xformers, "xformers", ("xformers",), optional.xformers_function
+    ),
 )
 
 # Public table: name -> function; custom nodes add to it and look things up in it. Functions of
@@ -179,11 +204,13 @@ _choice = _Choice()
 
 
 def configure(policy: AttentionPolicy) -> None:
-    """Install the policy main built; raises ValueError for an unknown or unavailable back end."""
+    """Install the policy main built; raises ValueError for an unknown or unavailable back end, and
+    for one whose package cannot be imported."""
     backend = choose(policy)
     _register_packages()
     _choice.policy, _choice.backend = policy, backend
-    logger.info("Attention: %s", backend.name)
+    packages = ", ".join(f"{name} {version}" for name, version in backend.versions.items())
+    logger.info("Attention: %s%s", backend.name, packages and f" ({packages})")
 
 
 def _register_packages() -> None:
@@ -203,9 +230,23 @@ def choose(policy: AttentionPolicy) -> Backend:
                     f"attention back end {row.name!r} is not available: its package {row.package} "
                     "is not installed; install it, or choose another"
                 )
+            _load(row)
             return row
     known = ", ".join(row.name for row in BACKENDS)
     raise ValueError(f"unknown attention back end {policy.backend!r}; known: {known}")
+
+
+def _load(row: Backend) -> None:
+    """Import the package of a back end that was asked for."""
+    try:
+        if row.load is not None:
+            row.load()
+    except Exception as error:  # what an installed package lacks it tells by errors of any kind
+        raise ValueError(
+            f"attention back end {row.name!r} is not available: its package {row.package} is "
+            f"installed but cannot be imported ({type(error).__name__}: {error}); install one that "
+            f"was built for this torch ({torch.__version__}), or choose another back end"
+        ) from error
 
 
 def selected() -> Backend:

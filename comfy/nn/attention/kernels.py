@@ -7,6 +7,8 @@ with four axes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling as compiling
@@ -16,6 +18,19 @@ from comfy.devices import precision
 
 CACHE_BYTES = 4 << 20  # scores of one slice that still fit a core's cache; measured on AVX-512 CPUs
 SPLIT_BYTES = 1 << 28  # scores of one slice when memory, not cache, is the limit
+LARGEST_BATCH = 1 << 15  # items of one call: CUDA starts at most 65,535 of them, or of their heads
+
+
+def in_batches(
+    kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """A kernel's result, of many items in calls of `LARGEST_BATCH` (positions of a video that
+    attend over its frames are items)."""
+    if q.shape[0] <= LARGEST_BATCH:
+        return kernel(q, k, v, mask)
+    given = (q, k, v) if mask is None else (q, k, v, mask)
+    parts = zip(*(x.expand(q.shape[0], -1, -1, -1).split(LARGEST_BATCH) for x in given))
+    return torch.cat([kernel(*part) for part in parts])
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

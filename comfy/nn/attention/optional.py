@@ -4,13 +4,18 @@ Each function has the form of ``kernels``: ``q, k, v [B, heads, L, D]`` and a ma
 Lq, D]``; what it is given is not modified. Where a package cannot do what is asked (a mask, say, or
 a tensor on the CPU), the fused kernel of torch does it: that is a limit of the package, noted once.
 Where it was expected to and failed (an accelerator it was not built for), that is a warning, once.
+
+Their interfaces are those of SageAttention 1.0.6, FlashAttention 2.8.3 and xFormers 0.0.35, whose
+Triton kernels `benchmarks/attention.py --interpreted` runs through these functions.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +32,9 @@ HALF = (torch.float16, torch.bfloat16)
 SAGE_HEADS = (64, 96, 128)  # head sizes that version 1 has kernels for
 SAGE_BLOCK = 64  # keys that its kernels take at a time
 LARGEST_HEAD = {"flash": 256, "sage": SAGE_HEADS[-1]}
+LARGEST_SAGE = (
+    2**31
+)  # numbers of a tensor: version 1 counts them in 32 bits, and would read elsewhere
 MASK_ALIGNMENT = 8  # rows of a mask for xFormers begin at multiples of so many cells
 
 
@@ -39,20 +47,18 @@ def is_installed(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """FlashAttention 2 or 3: no mask, half precision only, head sizes up to 256."""
-    if _is_beyond("flash", q, mask):
-        return kernels.fused(q, k, v, mask)
-    try:
-        out = _flash_function()(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-    except Exception as error:  # noqa: BLE001 - see _instead
-        return _instead("flash_attn", error, q, k, v, mask)
-    if isinstance(out, tuple):  # the first releases of version 3 add the normalisers
-        out = out[0]
-    return out.transpose(1, 2)
+@functools.cache
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Versions of the packages that are installed, by name."""
+    found = {}
+    for package in packages:
+        if is_installed(package):
+            names = importlib.metadata.packages_distributions().get(package, [])
+            found[package] = importlib.metadata.version(names[0]) if names else "unknown"
+    return found
 
 
-def _flash_function() -> Callable[..., Any]:
+def flash_function() -> Callable[..., Any]:
     """Attention of the newest version that is installed; version 3 is a package of its own."""
     if is_installed("flash_attn_interface"):
         from flash_attn_interface import flash_attn_func as newer
@@ -63,15 +69,59 @@ def _flash_function() -> Callable[..., Any]:
     return flash_attn_func
 
 
+def sage_function() -> Callable[..., Any]:
+    from sageattention import sageattn
+
+    return sageattn
+
+
+def xformers_function() -> Callable[..., Any]:
+    from xformers.ops import memory_efficient_attention
+
+    return memory_efficient_attention
+
+
+@functools.cache
+def _imported(load: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """A package's function; of one that cannot be imported a function that says why.
+
+    A broken package is not tried again at each call: that can take as long as the first time.
+    """
+    try:
+        return load()
+    except Exception as error:  # noqa: BLE001 - see _instead
+        reason = f"it cannot be imported ({type(error).__name__}: {error})"
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ImportError(reason)
+
+    return fails
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """FlashAttention 2 or 3: no mask, half precision only, head sizes up to 256."""
+    if _is_beyond("flash", q, k, v, mask):
+        return kernels.fused(q, k, v, mask)
+    try:
+        attend = _imported(flash_function)
+        out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    except Exception as error:  # noqa: BLE001 - see _instead
+        return _instead("flash_attn", error, q, k, v, mask)
+    if isinstance(out, tuple):  # the first releases of version 3 add the normalisers
+        out = out[0]
+    return out.transpose(1, 2)
+
+
 def sage(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """SageAttention (8-bit scores): no mask, half precision, head sizes up to 128."""
-    if _is_beyond("sage", q, mask):
+    if _is_beyond("sage", q, k, v, mask):
         return kernels.fused(q, k, v, mask)
     try:
         if k.shape[2] % SAGE_BLOCK and _counts_padding(q.device):
             _note_once("sage", f"counts of keys that {SAGE_BLOCK} does not divide")
             return kernels.fused(q, k, v, mask)
-        return _sage(q, k, v)
+        with torch.cuda.device_of(q):  # Triton starts kernels on the device in force
+            return _sage(q, k, v)
     except Exception as error:  # noqa: BLE001 - see _instead
         return _instead("sageattention", error, q, k, v, mask)
 
@@ -82,15 +132,18 @@ def _sage(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     Heads are padded to a size that version 1 has. The mean of the keys, which does not change the
     result and spoils 8-bit numbers, is taken off here: version 1 would change the caller's keys.
     """
-    from sageattention import sageattn
-
     dim = q.shape[-1]
     extra = next(size for size in SAGE_HEADS if size >= dim) - dim
     smooth = k - k.mean(dim=2, keepdim=True)
     q, k, v = (F.pad(x, (0, extra)) if extra else x for x in (q, smooth, v))
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     options = {"tensor_layout": "HND", "is_causal": False, "smooth_k": False}
-    return sageattn(q, k, v, sm_scale=dim**-0.5, **options)[..., :dim]
+    attend = _imported(sage_function)
+    return attend(*_with_dense_channels(q, k, v), sm_scale=dim**-0.5, **options)[..., :dim]
+
+
+def _with_dense_channels(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors whose channels lie side by side, as SageAttention and xFormers ask."""
+    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
 
 
 @functools.lru_cache(maxsize=8)
@@ -108,42 +161,55 @@ def _counts_padding(device: torch.device) -> bool:
 
 def xformers(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """xFormers' memory-efficient attention; masks are made additive, and aligned as it asks."""
-    if not _is_on_accelerator(q):
+    if _is_on_cpu("xformers", q):
         return kernels.fused(q, k, v, mask)
     try:
-        from xformers.ops import memory_efficient_attention
-
         bias = None if mask is None else aligned_bias(mask, q, k.shape[2])
-        out = memory_efficient_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_bias=bias
-        )
+        rows = (x.transpose(1, 2) for x in _with_dense_channels(q, k, v))
+        out = _imported(xformers_function)(*rows, attn_bias=bias)
     except Exception as error:  # noqa: BLE001 - see _instead
         return _instead("xformers", error, q, k, v, mask)
     return out.transpose(1, 2)
 
 
 def aligned_bias(mask: Tensor, q: Tensor, keys: int) -> Tensor:
-    """A mask as numbers to add, ``[B, heads, Lq, keys]``, a view of rows of aligned length."""
+    """A mask as numbers to add, ``[B, heads, Lq, keys]``, a view of rows of aligned length.
+
+    What is shared by items, heads or queries stays shared: a mask of all queries and keys takes as
+    much memory again, not that for each head.
+    """
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, torch.finfo(q.dtype).min)
     width = -(-keys // MASK_ALIGNMENT) * MASK_ALIGNMENT
-    bias = q.new_zeros((*q.shape[:3], width))[..., :keys]
-    return bias.copy_(mask)
+    bias = q.new_zeros((*mask.shape[:3], width))[..., :keys].copy_(mask)
+    return bias.expand(*q.shape[:3], keys)
 
 
 def _is_on_accelerator(q: Tensor) -> bool:
     return q.device.type != "cpu"
 
 
-def _is_beyond(kernel: str, q: Tensor, mask: Tensor | None) -> bool:
-    """Whether a call is outside what a kernel does; said once, unless it is only on the CPU."""
-    if not _is_on_accelerator(q):
+def _is_on_cpu(kernel: str, q: Tensor) -> bool:
+    if _is_on_accelerator(q):
+        return False
+    _note_once(kernel, "tensors on the CPU")
+    return True
+
+
+def _is_beyond(kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    """Whether a call is outside what a kernel does; said once."""
+    if _is_on_cpu(kernel, q):
         return True
     largest = LARGEST_HEAD[kernel]
+    sage = kernel == "sage"  # its kernels have no backward pass, which no error tells
+    trains = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     limits = (
         (mask is not None, "masks"),
         (q.dtype not in HALF, f"numbers of type {q.dtype}"),
         (q.shape[-1] > largest, f"heads of more than {largest} channels"),
+        (q.shape[-1] != v.shape[-1], "values of other widths than queries"),
+        (sage and trains, "gradients"),
+        (sage and max(q.numel(), k.numel()) >= LARGEST_SAGE, "tensors of 2^31 numbers"),
     )
     reason = next((what for is_so, what in limits if is_so), None)
     if reason is not None:
@@ -161,13 +227,21 @@ def _instead(
     """
     if isinstance(error, torch.OutOfMemoryError):
         raise error
-    _warn_once(package, str(error) or type(error).__name__)
+    _warn_once(package, " ".join(str(error).split()) or type(error).__name__)
     return kernels.fused(q, k, v, mask)
 
 
-@functools.lru_cache(maxsize=64)
 def _warn_once(package: str, reason: str) -> None:
-    logger.warning("%s failed, so torch's attention is used in its place: %s", package, reason)
+    kind = f"{package} {re.sub('0x[0-9a-f]+|[0-9]+', '#', reason)}"
+    if kind not in _told():
+        _told().add(kind)
+        logger.warning("%s failed, so torch's attention is used in its place: %s", package, reason)
+
+
+@functools.cache
+def _told() -> set[str]:
+    """Failures that were warned of, less their numbers: each shape has its own."""
+    return set()
 
 
 def _note_once(kernel: str, reason: str) -> None:

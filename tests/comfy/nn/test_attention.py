@@ -185,3 +185,23 @@ def test_scores_of_many_heads_stay_within_their_bytes(kernel, monkeypatch) -> No
     options = {"budget_bytes": 1 << 15} if kernel is kernels.split else {}
     torch.testing.assert_close(kernel(q, k, v, **options), whole)
     assert max(largest) <= 1 << 15
+
+
+@pytest.mark.parametrize("batches", [(7, 7, None), (7, 7, 7), (7, 7, 1), (7, 1, None)])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_more_items_than_an_accelerator_takes_go_in_several_calls(row, batches, monkeypatch):
+    queries, keys, masks = batches
+    q, k = torch.randn(queries, 4, 5, 16), torch.randn(keys, 4, 9, 16).expand(queries, -1, -1, -1)
+    mask = None if masks is None else torch.randn(masks, 1, 5, 9)
+    options = {"skip_reshape": True, "skip_output_reshape": True}
+    whole = row.function(q, k, k, 4, mask, **options)
+    monkeypatch.setattr(kernels, "LARGEST_BATCH", 3)
+    torch.testing.assert_close(row.function(q, k, k, 4, mask, **options), whole)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 9), (2, 0, 9)])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_no_items_or_queries_make_an_empty_result(row, shape) -> None:
+    items, queries, keys = shape
+    q, k, v = (torch.zeros(items, length, 64) for length in (queries, keys, keys))
+    assert row.function(q, k, v, 4).shape == (items, queries, 64)

@@ -1,7 +1,8 @@
 """Attention kernels of packages, stood in for by functions with the real ones' habits.
 
-The habits were seen in SageAttention 1.0.6 and FlashAttention 2.8.3, whose Triton kernels were run
-interpreted: what they refuse and by which error, what they change, what they get wrong.
+The habits were seen in SageAttention 1.0.6, FlashAttention 2.8.3 and xFormers 0.0.35, whose Triton
+kernels were run interpreted (`benchmarks/interpreted.py`): what they refuse and by which error,
+what they change, what they get wrong.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from comfy import cli_args
 from comfy.nn import attention
 from comfy.nn.attention import kernels, optional
+from comfy.sampling.environment import environment
 from utils import policies
 
 PACKAGES = {
@@ -34,6 +36,7 @@ def sage_1(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, smooth_
     assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1, "Last dim must be contiguous."
     assert tensor_layout == "HND"
     assert not is_causal
+    q, k, v = (x.detach() for x in (q, k, v))  # what the kernels make has no history
     if smooth_k:
         k -= k.mean(dim=2, keepdim=True)
     padding = (0, 0, 0, -k.shape[2] % 64)
@@ -54,6 +57,24 @@ def flash_3(q, k, v, softmax_scale=None, causal=False, qv=None):
     return flash_2(q, k, v), torch.zeros(1)
 
 
+def xformers_0(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None):
+    """Dense channels, and masks of the full shape that begin their rows at multiples of 8."""
+    rows = [x.transpose(1, 2) for x in (query, key, value)]
+    if any(x.stride(-1) > 1 for x in rows):
+        raise NotImplementedError("query.stride(-1) > 1")
+    if attn_bias is not None:
+        if attn_bias.shape != (*rows[0].shape[:3], key.shape[1]):
+            raise ValueError(f"Invalid shape for attention bias: {attn_bias.shape}")
+        if any(stride % 8 for stride in attn_bias.stride()[:-1]) or attn_bias.stride(-1) > 1:
+            raise NotImplementedError("attn_bias.stride(-2) % 8 != 0")
+    return F.scaled_dot_product_attention(*rows, attn_mask=attn_bias).transpose(1, 2)
+
+
+CACHES = (
+    optional._counts_padding, optional._told, optional._note, optional._imported, optional.versions,
+)  # fmt: skip
+
+
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts a function in the place of a package's, and tensors on an accelerator."""
@@ -63,16 +84,17 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
     def put(module: str, function: str, made: Any) -> None:
         fake = ModuleType(module)
         setattr(fake, function, made)
+        optional._imported.cache_clear()
         for name in (module, module.split(".")[0]):
             monkeypatch.setitem(sys.modules, name, fake)
             there.add(name)
 
     monkeypatch.setattr(optional, "is_installed", there.__contains__)
     monkeypatch.setattr(optional, "_is_on_accelerator", lambda q: True)
-    for cache in (optional._counts_padding, optional._warn_once, optional._note):
+    for cache in CACHES:
         cache.cache_clear()
     yield put
-    for cache in (optional._counts_padding, optional._warn_once, optional._note):
+    for cache in CACHES:
         cache.cache_clear()
 
 
@@ -143,12 +165,13 @@ def test_a_folder_that_holds_no_package_is_none(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["flash", "sage"])
-@pytest.mark.parametrize("limit", ["mask", "dtype", "head"])
+@pytest.mark.parametrize("limit", ["mask", "dtype", "head", "values"])
 def test_what_is_beyond_a_package_is_done_by_torch_and_noted(install, kernel, limit, caplog):
     install(*PACKAGES[kernel], lambda *_, **__: pytest.fail("beyond the package"))
     dtype = torch.float32 if limit == "dtype" else torch.float16
     q, k, v = inputs(264 if limit == "head" else 64, dtype=dtype)
     mask = torch.ones(1, 1, 70, 128, dtype=torch.bool) if limit == "mask" else None
+    v = v[..., :32] if limit == "values" else v
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             close(getattr(optional, kernel)(q, k, v, mask), q, k, v, mask)
@@ -156,10 +179,49 @@ def test_what_is_beyond_a_package_is_done_by_torch_and_noted(install, kernel, li
 
 
 @pytest.mark.parametrize("kernel", list(PACKAGES))
-def test_torch_stands_in_for_a_package_on_the_cpu(kernel) -> None:
+def test_torch_stands_in_for_a_package_on_the_cpu(kernel, caplog) -> None:
     q, k, v = inputs()
-    made = getattr(optional, kernel)(q, k, v)  # no package is there to be imported
+    optional._note.cache_clear()
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            made = getattr(optional, kernel)(q, k, v)  # no package is there to be imported
     torch.testing.assert_close(made, kernels.fused(q, k, v))
+    assert caplog.text.count(f"{kernel} does not take tensors on the CPU") == 1
+
+
+def test_sage_trains_nothing_so_torch_does(install, caplog) -> None:
+    install("sageattention", "sageattn", sage_1)
+    q, k, v = (x.requires_grad_() for x in inputs())
+    with caplog.at_level(logging.INFO):
+        optional.sage(q, k, v).sum().backward()
+    assert v.grad is not None
+    assert "sage does not take gradients" in caplog.text
+
+
+@pytest.mark.parametrize("keys", [8, 77])
+@pytest.mark.parametrize("shape", [(2, 3, 70), (2, 1, 70), (1, 1, 70), (2, 1, 1), (1, 3, 1)])
+@pytest.mark.parametrize("boolean", [True, False])
+def test_masks_of_every_shape_reach_xformers(install, caplog, keys, shape, boolean) -> None:
+    install("xformers.ops", "memory_efficient_attention", xformers_0)
+    q, k, v = inputs(keys=keys)
+    mask = torch.randn(*shape, keys)
+    mask[..., 0] = 1  # a row that attends to nothing has no right result
+    mask = mask > 0 if boolean else mask
+    close(optional.xformers(q, k, v, mask), q, k, v, mask)
+    assert not caplog.records
+
+
+def test_xformers_takes_queries_whose_channels_lie_apart(install, caplog) -> None:
+    install("xformers.ops", "memory_efficient_attention", xformers_0)
+    q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in inputs())
+    close(optional.xformers(q, k, v), q, k, v)
+    assert not caplog.records
+
+
+def test_a_mask_that_heads_share_is_not_copied_for_each() -> None:
+    q = torch.zeros(2, 24, 64, 8)
+    bias = optional.aligned_bias(torch.zeros(1, 1, 64, 77), q, 77)
+    assert bias.untyped_storage().nbytes() == 64 * 80 * q.element_size()
 
 
 @pytest.mark.parametrize("kernel", list(PACKAGES))
@@ -173,6 +235,61 @@ def test_a_package_that_fails_is_said_once_and_replaced(install, kernel, kind, c
     for _ in range(2):
         close(getattr(optional, kernel)(q, k, v), q, k, v)
     assert caplog.text.count("this accelerator is too old") == 1
+
+
+@pytest.mark.parametrize("kernel", list(PACKAGES))
+def test_a_failure_is_one_line_for_all_shapes(install, kernel, caplog) -> None:
+    def fails(q, *args, **kwargs):
+        raise NotImplementedError(f"No operator for\n  query : {tuple(q.shape)}\n  too old")
+
+    install(*PACKAGES[kernel], fails)
+    for keys in (64, 128, 192):
+        q, k, v = inputs(keys, 128)
+        getattr(optional, kernel)(q, k, v)
+    assert len([record for record in caplog.records if "too old" in record.message]) == 1
+    assert "\n" not in caplog.records[0].message
+
+
+@pytest.mark.parametrize("kernel", list(PACKAGES))
+def test_a_package_that_cannot_be_imported_is_refused_at_the_start(
+    install, kernel, monkeypatch
+) -> None:
+    install(*PACKAGES[kernel], None)
+    for name in (PACKAGES[kernel][0], PACKAGES[kernel][0].split(".")[0]):
+        monkeypatch.setitem(sys.modules, name, None)  # as Python has it: importing raises
+    with pytest.raises(ValueError, match=rf"'{kernel}'.*installed but cannot be imported.*halted"):
+        attention.choose(attention.AttentionPolicy(kernel))
+
+
+@pytest.mark.parametrize("kernel", list(PACKAGES))
+def test_a_broken_package_is_imported_once(install, kernel, monkeypatch, caplog) -> None:
+    tries = []
+
+    def broken():
+        tries.append(1)
+        raise OSError("undefined symbol")
+
+    monkeypatch.setattr(optional, f"{kernel}_function", broken)
+    q, k, v = inputs()
+    for _ in range(2):
+        close(getattr(optional, kernel)(q, k, v), q, k, v)
+    assert tries == [1]
+    assert caplog.text.count("cannot be imported (OSError: undefined symbol)") == 1
+
+
+def test_the_version_of_a_package_is_told_with_it(install, monkeypatch, caplog) -> None:
+    install("sageattention", "sageattn", None)
+    metadata = optional.importlib.metadata
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"sageattention": ["einops"]})
+    version = metadata.version("einops")
+    monkeypatch.setattr(attention, "_choice", attention._Choice())
+    table = dict(attention.REGISTERED_ATTENTION_FUNCTIONS)
+    monkeypatch.setattr(attention, "REGISTERED_ATTENTION_FUNCTIONS", table)
+    with caplog.at_level(logging.INFO):
+        attention.configure(attention.AttentionPolicy("sage"))
+    assert f"Attention: sage (sageattention {version})" in caplog.text
+    told = environment()
+    assert (told["attention"], told["sageattention"]) == ("sage", version)
 
 
 @pytest.mark.parametrize("kernel", list(PACKAGES))
