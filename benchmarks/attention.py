@@ -1,14 +1,18 @@
 """How far each attention back end is off from attention in float64.
 
-    python benchmarks/attention.py [--device cpu] [--queries 64] [--heads 2]
+    python benchmarks/attention.py [--device cpu] [--queries 64] [--heads 2] [--interpreted]
 
 Random queries, keys and values of head sizes 40 to 256, with 77, 1,024 and 4,608 keys, without a
 mask, with a boolean mask and with an additive one. Printed is the norm of the difference to float64
-over the norm of the result, in units of the number type's rounding (2^-24 of float32, 2^-11 of
-float16, 2^-8 of bfloat16): the largest of the head sizes, and at which of them. The inputs are
-rounded to the type first, so that only the back end's own loss counts. Back ends of packages are in
-the list where they are installed and the device is an accelerator; what a package does not do,
-torch's kernel does in its place. 10 seconds on one core.
+over the norm of the result: the largest of the head sizes, and at which of them. The inputs are
+rounded to the number type first, so that only the back end's own loss counts. 10 seconds on one
+core.
+
+Back ends of packages (flash, sage, xformers) are in the list where they are installed and the
+device is an accelerator, or with `--interpreted`: then the packages' own Triton kernels run on the
+CPU (`benchmarks/interpreted.py` says which versions, and what must be in the environment), three
+minutes. Where a package leaves all to torch's kernel that is what is printed, and where only some
+head sizes, these are left out and named at the end of the line.
 """
 
 from __future__ import annotations
@@ -17,18 +21,21 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import interpreted
 from comfy.nn import attention
+from comfy.nn.attention import kernels
 
 HEAD_SIZES = (40, 64, 80, 128, 160, 256)
 KEYS = (77, 1024, 4608)
 MASKS = ("none", "boolean", "additive")
-ROUNDING = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -50,11 +57,23 @@ def mask_of(kind: str, queries: int, keys: int, like: Tensor) -> Tensor | None:
     return drawn > 1 / 3 if kind == "boolean" else (4 * drawn - 4).to(like.dtype)
 
 
+class TorchInstead:
+    """Counts calls of torch's kernel, to which packages' back ends leave what they cannot do."""
+
+    def __init__(self) -> None:
+        self.calls, self._kernel = 0, kernels.fused
+        kernels.fused = self  # type: ignore[assignment]
+
+    def __call__(self, *args: Any) -> Tensor:
+        self.calls += 1
+        return self._kernel(*args)
+
+
 def error(
     row: attention.Backend, dtype: torch.dtype, shape: tuple[int, int, int, int], mask_kind: str,
     device: torch.device,
 ) -> float:  # fmt: skip
-    """Relative error in units of rounding; ``shape`` is heads, queries, keys, head size."""
+    """Norm of the difference over that of the result; ``shape`` is heads, queries, keys, size."""
     heads, queries, keys, size = shape
     generator = torch.Generator().manual_seed(size + keys)
     q, k, v = (
@@ -64,14 +83,40 @@ def error(
     mask = mask_of(mask_kind, queries, keys, q)
     wanted = exact(q, k, v, mask)
     out = row.function(q, k, v, heads, mask, skip_reshape=True, skip_output_reshape=True)
-    return float((out.double() - wanted).norm() / wanted.norm()) / ROUNDING[dtype]
+    return float((out.double() - wanted).norm() / wanted.norm())
 
 
-def back_ends(device: torch.device) -> Iterator[attention.Backend]:
+def back_ends(device: torch.device, interpreted: bool) -> Iterator[attention.Backend]:
     """Those that act on a device."""
+    acts = interpreted or device.type != "cpu"
     for row in attention.BACKENDS:
-        if not row.package or (row.is_available() and device.type != "cpu"):
+        if not row.package or (row.is_available() and acts):
             yield row
+
+
+def line(
+    row: attention.Backend, dtype: torch.dtype, keys: int, args: argparse.Namespace,
+    instead: TorchInstead,
+) -> str:  # fmt: skip
+    """What is printed of a back end, a number type and a number of keys."""
+    cells: list[str] = []
+    left_out: set[int] = set()
+    for kind in MASKS:
+        made: dict[int, float] = {}
+        by_torch: set[int] = set()
+        for size in HEAD_SIZES:
+            before = instead.calls
+            off = error(row, dtype, (args.heads, args.queries, keys, size), kind, args.device)
+            if row.package and instead.calls > before:
+                by_torch.add(size)
+            else:
+                made[size] = off
+        worst = max(made, key=made.__getitem__, default=0)
+        cells.append(f"{made[worst]:.2e} ({worst})" if made else "torch")
+        left_out |= by_torch if made else set()
+    note = f"   torch: {', '.join(map(str, sorted(left_out)))}" if left_out else ""
+    name = str(dtype).removeprefix("torch.")
+    return f"{row.name:12}{name:10}{keys:6d}{''.join(f'{cell:>18}' for cell in cells)}{note}\n"
 
 
 def main() -> None:
@@ -80,22 +125,18 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--queries", type=int, default=64)
     parser.add_argument("--heads", type=int, default=2)
+    parser.add_argument("--interpreted", action="store_true", help="packages' kernels, on the CPU")
     args = parser.parse_args()
+    if args.interpreted:
+        interpreted.accept_cpu_tensors()
+    instead = TorchInstead()
     titles = "".join(f"{kind:>18}" for kind in MASKS)
     sys.stdout.write(f"{'back end':12}{'type':10}{'keys':>6}{titles}   (at head size)\n")
-    for row in back_ends(args.device):
-        for dtype in ROUNDING:
+    for row in back_ends(args.device, args.interpreted):
+        for dtype in TYPES:
             for keys in KEYS:
-                cells = []
-                for kind in MASKS:
-                    off, size = max(
-                        (error(row, dtype, (args.heads, args.queries, keys, size), kind,
-                               args.device), size)
-                        for size in HEAD_SIZES
-                    )  # fmt: skip
-                    cells.append(f"{off:12.2f} ({size:3d})")
-                name = str(dtype).removeprefix("torch.")
-                sys.stdout.write(f"{row.name:12}{name:10}{keys:6d}{''.join(cells)}\n")
+                sys.stdout.write(line(row, dtype, keys, args, instead))
+                sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -7,8 +7,18 @@ of the network's forwards that was saved, the time beside the plain run, and the
 pictures beside the plain ones (40 dB is hard to see, 30 dB is visible beside each other, 20 dB is
 another picture). A minute on two cores. Token merging is left out: it acts on the largest grid of
 tokens only, where the demo model attends to nothing. `--compile` adds the node TorchCompileModel:
-minutes, and a C++ compiler. Attention back ends of packages (flash, sage, xformers) are in the list
-where they are installed; they act on an accelerator in half precision only.
+minutes, and a C++ compiler.
+
+Attention back ends of packages (flash, sage, xformers) are in the list where they are installed;
+they compute on an accelerator, or with `--interpreted`, and only in half precision:
+
+    python benchmarks/quality.py --interpreted --half float16 --steps 12 --size 256
+
+makes pictures by the packages' own Triton kernels on the CPU, without the other settings
+(`benchmarks/interpreted.py` says which versions, and what must be in the environment); ten minutes.
+With `--half` attention of packages and, for comparison, torch's gets its inputs in that type while
+all else stays in float32. How much of it a package computed stands behind its name: the rest (77
+text tokens, say) torch's kernel did.
 """
 
 from __future__ import annotations
@@ -28,6 +38,8 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import interpreted
+from benchmarks.attention import TorchInstead
 from comfy.loading import load_checkpoint_guess_config
 from comfy.nn import attention
 from comfy.sampling import noise, run
@@ -54,13 +66,18 @@ def windows(length: int, overlap: int) -> Callable[[Any], Any]:
     )  # fmt: skip
 
 
-def attention_by(function: Any) -> Callable[[Any], Any]:
-    """Another attention function for all layers."""
+def attention_by(function: Any, dtype: torch.dtype | None = None) -> Callable[[Any], Any]:
+    """Another attention function for all layers, with inputs of another type if one is given."""
+
+    def attend(_: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        inputs = (x.to(dtype or x.dtype) for x in (q, k, v))
+        made: Tensor = function(*inputs, *args, **kwargs)
+        return made.to(q.dtype)
 
     def change(model: Any) -> Any:
         changed = model.clone()
         options = changed.model_options.setdefault("transformer_options", {})
-        options[attention.OVERRIDE_KEY] = lambda _, *args, **kwargs: function(*args, **kwargs)
+        options[attention.OVERRIDE_KEY] = attend
         return changed
 
     return change
@@ -85,10 +102,30 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def of_packages() -> dict[str, Callable[[Any], Any]]:
+class OfPackage:
+    """The attention function of a package, with a count of what it does itself."""
+
+    def __init__(self, function: Any, instead: TorchInstead) -> None:
+        self.calls, self._function, self._instead = 0, function, instead
+        self.left = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        before = self._instead.calls
+        made: Tensor = self._function(*args, **kwargs)
+        self.calls += 1
+        self.left += self._instead.calls > before
+        return made
+
+    @property
+    def share(self) -> float:
+        return 1 - self.left / max(1, self.calls)
+
+
+def of_packages() -> dict[str, OfPackage]:
     """The attention back ends whose package is installed."""
+    instead = TorchInstead()
     rows = [row for row in attention.BACKENDS if row.package and row.is_available()]
-    return {f"attention {row.name}": attention_by(row.function) for row in rows}
+    return {f"attention {row.name}": OfPackage(row.function, instead) for row in rows}
 
 
 class Made(NamedTuple):
@@ -149,6 +186,20 @@ def psnr(one: Tensor, other: Tensor) -> float:
     return math.inf if error == 0 else -10 * math.log10(error)
 
 
+def settings_of(
+    args: argparse.Namespace, packages: dict[str, OfPackage]
+) -> dict[str, Callable[[Any], Any]]:
+    """What is compared with the plain model."""
+    half = getattr(torch, args.half) if args.half else None
+    settings = {} if args.interpreted else dict(SETTINGS)
+    if half is not None:
+        settings[f"attention in {args.half}"] = attention_by(attention.attention_pytorch, half)
+    settings |= {name: attention_by(function, half) for name, function in packages.items()}
+    if args.compile:
+        settings["compiled"] = compiled
+    return settings
+
+
 def main() -> None:
     """Prints a line for each setting."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -156,23 +207,29 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--size", type=int, default=192)
     parser.add_argument("--compile", action="store_true", help="TorchCompileModel too")
+    parser.add_argument(
+        "--half", choices=("float16", "bfloat16"), help="type of attention's inputs"
+    )
+    parser.add_argument("--interpreted", action="store_true", help="packages' kernels, on the CPU")
     args = parser.parse_args()
-    settings = {**SETTINGS, **of_packages()}
-    if args.compile:
-        settings["compiled"] = compiled
+    if args.interpreted:
+        interpreted.accept_cpu_tensors()
+    packages = of_packages()
+    settings = settings_of(args, packages)
     studio = Studio(args.pictures, args.steps, args.size)
     studio.make(SETTINGS["plain"])  # loads and warms up
     plain = studio.make(SETTINGS["plain"])
-    lines = [f"{'setting':22} {'saved':>6} {'time':>6} {'median dB':>10} {'worst dB':>9}"]
+    sys.stdout.write(f"{'setting':28} {'saved':>6} {'time':>6} {'median dB':>10} {'worst dB':>9}\n")
     for name, change in settings.items():
         made = plain if name == "plain" else studio.make(change)
         ratios = [psnr(one, other) for one, other in zip(made.pictures, plain.pictures)]
         saved = 1 - made.forwards / plain.forwards
-        lines.append(
-            f"{name:22} {saved:6.0%} {made.seconds / plain.seconds:6.2f} "
-            f"{statistics.median(ratios):10.1f} {min(ratios):9.1f}"
+        own = f" ({packages[name].share:.0%} own)" if name in packages else ""
+        sys.stdout.write(
+            f"{name + own:28} {saved:6.0%} {made.seconds / plain.seconds:6.2f} "
+            f"{statistics.median(ratios):10.1f} {min(ratios):9.1f}\n"
         )
-    sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
