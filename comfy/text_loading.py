@@ -37,6 +37,7 @@ from comfy.text_encoders import (
     ovis,
     pile_t5,
     qwen,
+    qwen3_vl,
     t5_alone,
     tekken,
     umt5,
@@ -66,7 +67,13 @@ ENCODER_MARKS = (
 T5_BLOCK = "encoder.block.0.layer."
 GEMMA3_12B_MARK = "model.layers.47.self_attn.q_norm.weight"  # the other has fewer layers
 # Encoders that are recognised but cannot be loaded: a key that they have -> name.
-UNSUPPORTED_MARKS = ((f"{T5_BLOCK}1.DenseReluDense.wi.weight", "T5 of the first version"),)
+EXPERTS = "model.layers.0.mlp.gate.weight"
+UNSUPPORTED_MARKS = (
+    (f"{T5_BLOCK}1.DenseReluDense.wi.weight", "T5 of the first version"),
+    (EXPERTS, "language model with experts"),
+)
+# Beginnings of keys of Qwen's models that see, in their publisher's files.
+QWEN_TOWER, QWEN_WORDS = "model.visual.", "model.language_model."
 MISTRAL_WIDTH = 5120  # that of Llama is 4096
 
 OLD_T5 = {1024: OLD_XXL, 768: t5_alone.BASE}  # without a gate, by width
@@ -97,7 +104,8 @@ def load_clip(
                 path,
                 cannot_run(unsupported) if unsupported else found,
                 "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or bigG), T5-XXL, UMT5-XXL, "
-                "UMT5-base, mT5-XL, the BERT of Hunyuan-DiT, Qwen 2.5 7B, Qwen 3 4B, Llama 3, "
+                "UMT5-base, mT5-XL, the BERT of Hunyuan-DiT, Qwen 2.5 7B, Qwen 3 4B, Qwen 3 VL, "
+                "Llama 3, "
                 "Mistral Small 3, Gemma 2 2B, Gemma 3 4B or 12B, Jina CLIP v2, "
                 "or (beside Gemma 3 12B) a checkpoint of LTX-2 with the connectors of its text",
             )
@@ -174,10 +182,19 @@ def as_clip_keys(state_dict: StateDict) -> StateDict:
         return openclip.to_clip(state_dict, "", "")
     if hydit.BERT_MARK.removeprefix("bert.") in state_dict:  # BERT without its outer name
         return {f"bert.{key}": value for key, value in state_dict.items()}
+    if any(key.startswith(QWEN_TOWER) for key in state_dict):
+        return {_without_outer_model(key): value for key, value in state_dict.items()}
     prefix = "text_model.text_model."  # some tools save the encoder inside another module
     if any(key.startswith(prefix) for key in state_dict):
         return {key.removeprefix("text_model."): value for key, value in state_dict.items()}
     return dict(state_dict)
+
+
+def _without_outer_model(key: str) -> str:
+    """A key of a language model that sees, as older files and those for encoders have it."""
+    if key.startswith(QWEN_WORDS):
+        return key.replace(QWEN_WORDS, "model.", 1)
+    return key.removeprefix("model.") if key.startswith(QWEN_TOWER) else key
 
 
 def detect_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
@@ -189,17 +206,19 @@ def detect_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
 
 
 def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
-    """Gemma, Llama, Mistral, Qwen 2.5 or Qwen 3, told apart by norms, biases and widths."""
+    """Gemma, Llama, Mistral, Qwen 2.5, 3 or 3 VL, told apart by norms, biases and widths."""
     norm = state_dict.get("model.layers.0.post_attention_layernorm.weight")
     has_head_norms = "model.layers.0.self_attn.q_norm.weight" in state_dict
     if "model.layers.0.post_feedforward_layernorm.weight" in state_dict:
         if GEMMA3_12B_MARK in state_dict:
             return lt.GEMMA3_12B
         return lumina2.GEMMA3_4B if has_head_norms else lumina2.GEMMA2_2B
-    if norm is None:
+    if norm is None or EXPERTS in state_dict:
         return None
     is_narrow = norm.shape[0] == ovis.WIDTH
     if has_head_norms:
+        if qwen3_vl.MARK in state_dict:
+            return qwen3_vl.NAME
         return ovis.NAME if is_narrow else qwen.QWEN3_4B
     if "model.layers.0.self_attn.k_proj.bias" in state_dict:
         return omnigen2.NAME if is_narrow else qwen.QWEN25_7B

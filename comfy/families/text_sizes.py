@@ -27,6 +27,7 @@ LLM_ENCODERS = (
     "mistral3_24b",
     "llama",
     "qwen3_2b",
+    "qwen3vl",
     "gemma2_2b",
     "gemma3_4b",
     "gemma3_12b",
@@ -35,6 +36,9 @@ LLM_HEAD = 128  # channels of a head where no norm tells
 GEMMA_HEAD = 256  # likewise
 CONNECTOR_HEAD = 128  # channels of a head of the connectors of LTX-2, which have no gates
 VISION_HEAD = 80  # channels of a head of the picture tower of Qwen 2.5 VL
+DEEP = "deepstack_merger_list."  # what the picture tower of Qwen 3 VL has
+DEEP_LAYERS = {24: (5, 11, 17), 27: (8, 16, 24)}  # that it reads, by how many there are
+DEEP_HEADS = 16  # of every published one
 SIGLIP_HEAD = 72  # channels of a head of the picture tower of Gemma 3
 PATCHES = "embeddings.patch_embedding"
 T5_ATTENTION = "layer.0.SelfAttention"
@@ -80,7 +84,9 @@ def text_model_configs(
             config = configs[f"{encoder}_model_config"] = _llm_config(state_dict, prefix)
             visual = f"{encoder}.transformer.visual."
             if f"{visual}patch_embed.proj.weight" in state_dict:
-                config["vision_config"] = _vision_config(state_dict, visual)
+                is_deep = f"{visual}{DEEP}0.norm.weight" in state_dict
+                sizes_of = _deep_vision_config if is_deep else _vision_config
+                config["vision_config"] = sizes_of(state_dict, visual)
             siglip = f"{encoder}.transformer.vision_model."
             if f"{siglip}{PATCHES}.weight" in state_dict:
                 config["vision_config"] = _siglip_config(state_dict, siglip)
@@ -126,6 +132,31 @@ def _vision_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, A
         "depth": count_consecutive(state_dict, f"{prefix}blocks."),
         "num_heads": max(1, width // VISION_HEAD),
         "out_hidden_size": _shape(state_dict, f"{prefix}merger.mlp.2.weight")[0],
+    }
+
+
+def _deep_vision_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    """The picture tower of Qwen 3 VL."""
+    key = f"{prefix}patch_embed.proj.weight"
+    width, channels, frames, patch, _ = state_dict[key].shape
+    depth = count_consecutive(state_dict, f"{prefix}blocks.")
+    if depth not in DEEP_LAYERS:
+        known = " and ".join(map(str, DEEP_LAYERS))
+        raise BrokenModelError(
+            f"the picture tower of Qwen 3 VL ({prefix}blocks) has {depth} layers; towers with "
+            f"{known} are known; fetch the file again"
+        )
+    return {
+        "hidden_size": width,
+        "intermediate_size": _shape(state_dict, f"{prefix}blocks.0.mlp.linear_fc1.weight")[0],
+        "depth": depth,
+        "num_heads": DEEP_HEADS,
+        "out_hidden_size": _shape(state_dict, f"{prefix}merger.linear_fc2.weight")[0],
+        "in_channels": channels,
+        "patch_size": patch,
+        "temporal_patch_size": frames,
+        "num_position_embeddings": _shape(state_dict, f"{prefix}pos_embed.weight")[0],
+        "deepstack_visual_indexes": DEEP_LAYERS[depth],
     }
 
 

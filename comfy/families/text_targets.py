@@ -23,6 +23,7 @@ from comfy.text_encoders import (
     ovis,
     pile_t5,
     qwen,
+    qwen3_vl,
     t5_alone,
     umt5,
 )
@@ -115,6 +116,7 @@ ALONE: dict[str, Target] = {
         qwen.ZImageTokenizer, qwen.qwen_clip(qwen.ZImageTEModel, kept)
     ),
     QWEN25_3B: lambda kept: ClipTarget(Omnigen2Tokenizer, omnigen2_clip(kept)),
+    qwen3_vl.NAME: lambda kept: ClipTarget(qwen3_vl.Qwen3VLTokenizer, qwen3_vl.te(kept)),
     ovis.NAME: lambda kept: ClipTarget(ovis.OvisTokenizer, ovis.te(kept)),
     lumina2.GEMMA2_2B: lambda kept: ClipTarget(lumina2.LuminaTokenizer, lumina2.te(kept)),
     lumina2.GEMMA3_4B: lambda kept: ClipTarget(

@@ -73,12 +73,12 @@ _QWEN: dict[str, Any] = {
     "ends": ("<|im_end|>", "<|endoftext|>"),
 }
 QWEN25 = Conversation(**_QWEN, usual_system="You are a helpful assistant.")
-QWEN25_VL = Conversation(
-    **_QWEN,
-    usual_system="You are a helpful assistant.",
-    picture="<|vision_start|><|image_pad|><|vision_end|>",
-    picture_mark="<|image_pad|>",
-)
+_QWEN_PICTURES: dict[str, Any] = {
+    "picture": "<|vision_start|><|image_pad|><|vision_end|>",
+    "picture_mark": "<|image_pad|>",
+}
+QWEN25_VL = Conversation(**_QWEN, **_QWEN_PICTURES, usual_system="You are a helpful assistant.")
+QWEN3_VL = Conversation(**_QWEN, **_QWEN_PICTURES)
 QWEN3 = Conversation(**_QWEN, unthinking="<think>\n\n</think>\n\n")
 _GEMMA: dict[str, Any] = {
     "system": ("", "\n\n"),
@@ -143,7 +143,7 @@ def question_tokens(pieces: Any, conversation: Conversation, question: Question)
     if count and conversation.picture is None:
         raise ValueError(
             "image: this text encoder sees no pictures; leave image unconnected, or choose a file "
-            "with a picture tower (Qwen 2.5 VL, Gemma 3)"
+            "with a picture tower (Qwen 2.5 VL, Qwen 3 VL, Gemma 3)"
         )
     if question.is_whole:
         text = text.removeprefix(conversation.start)  # the word pieces put it there themselves

@@ -17,8 +17,8 @@ from comfy.text_encoders.encoder import SDClipModel
 from comfy.text_encoders.token_embedding import SpecialTokens, embed_tokens
 
 CAN_WRITE = (
-    "a file of Qwen 2.5 or 2.5 VL, Qwen 3, Gemma 2 or 3, Llama 3 or Mistral Small 3 with all its "
-    "layers"
+    "a file of Qwen 2.5 or 2.5 VL, Qwen 3 or 3 VL, Gemma 2 or 3, Llama 3 or Mistral Small 3 with "
+    "all its layers"
 )
 ROWS_AT_ONCE = 4  # of feed-forward width, that live at once for each token that is read
 
@@ -186,8 +186,9 @@ def write(
     length = text.embeds.shape[1]
     cache = KeyValueCache(network.num_layers, length + max_length)
     places = network.places(text.info, length)
-    blocks = network.blocks(text.info)
-    states = network.model.extend(text.embeds.to(dtype), cache, places, blocks)
+    blocks, deep = network.blocks(text.info), network.deep_rows(text.info)
+    states = network.model.extend(text.embeds.to(dtype), cache, places, blocks, deep)
+    del text, deep  # rows of pictures
     bar, chance = progress.ProgressBar(max_length), choice.chance()
     written: list[int] = []
     while len(written) < max_length:

@@ -17,6 +17,7 @@ from comfy.text_encoders import (
     ovis,
     pile_t5,
     qwen,
+    qwen3_vl,
     tekken,
     umt5,
 )
@@ -34,6 +35,7 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     qwen.QWEN3_4B: qwen.find_qwen_pieces,
     omnigen2.NAME: qwen.find_qwen_pieces,
     ovis.NAME: qwen.find_qwen_pieces,
+    qwen3_vl.NAME: qwen.find_qwen_pieces,
     mistral.NAME: tekken.find_tekken_pieces,
     hunyuan_video.NAME: hunyuan_video.find_llama_pieces,
     lumina2.GEMMA2_2B: lumina2.find_gemma_pieces,

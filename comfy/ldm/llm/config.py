@@ -18,6 +18,8 @@ class LLMConfig(NetworkConfig):
         qk_norm: Whether queries and keys are normed (Qwen 3).
         rope_dims: Angles of a head that follow a token's place in time, height and width, for
             models that take pictures; None: all follow one number.
+        rope_interleaved: Whether the three take turns from the first angle on, and what is left
+            follows time (Qwen 3 VL); else each has its angles side by side.
         final_norm: Whether the last states are normed (not where the last layers were cut off).
         transformer_type: "gemma2" and "gemma3" also norm what attention and feed-forward give,
             count the weights of norms from 1, have GELU for SiLU, and multiply embeddings by the
@@ -45,6 +47,7 @@ class LLMConfig(NetworkConfig):
     qkv_bias: bool = False
     qk_norm: bool = True
     rope_dims: Sequence[int] | None = None
+    rope_interleaved: bool = False
     final_norm: bool = True
     transformer_type: str = "llama"
     sliding_attention: Sequence[int | bool] | None = None

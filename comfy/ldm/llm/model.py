@@ -10,6 +10,7 @@ https://arxiv.org/abs/2503.19786.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from comfy import ops
-from comfy.devices import memory
 from comfy.ldm.common_dit import rms_norm
 from comfy.ldm.llm.cache import KeyValueCache, LayerCache
 from comfy.ldm.llm.config import LLMConfig as LLMConfig
+from comfy.ldm.llm.looks import mask_behind, mask_of, rotate, rotations
 from comfy.nn import attention
 from comfy.ops.cast import cast_bias_weight, uncast_bias_weight
 
 Intermediate = int | str | Sequence[int] | None
-MASK_COPIES = 2  # of a mask, which live at once while it is made
 
 
 class RMSNorm(nn.Module):
@@ -44,31 +44,6 @@ class RMSNorm(nn.Module):
 def norm_of(dim: int, config: LLMConfig, **place: Any) -> RMSNorm:
     """A norm as a model has it."""
     return RMSNorm(dim, config.rms_norm_eps, config.is_gemma, **place)
-
-
-def rotations(
-    places: Tensor, config: LLMConfig, dtype: torch.dtype, is_near: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines ``[L, D]`` of places; the halves of a head turn together.
-
-    Args:
-        places: ``[L]``, or ``[3, L]`` in time, height and width.
-        is_near: Whether they are for layers that see near tokens only.
-    """
-    theta, scale = config.waves(is_near)
-    powers = torch.arange(0, config.head_dim, 2, device=places.device).float() / config.head_dim
-    angles = places.float()[..., None] * (1.0 / theta**powers / scale)
-    if angles.ndim == 3:
-        parts = angles.split(list(config.rope_dims or ()), dim=-1)
-        angles = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
-    angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn ``x [B, heads, L, D]``: its first half with its second."""
-    first, second = x.chunk(2, dim=-1)
-    return x * turn[0] + torch.cat([-second, first], dim=-1) * turn[1]
 
 
 class Attention(nn.Module):
@@ -195,6 +170,29 @@ class GemmaLayer(Layer):
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 
+@dataclass(frozen=True)
+class DeepRows:
+    """What is added to states of some tokens behind the first layers.
+
+    Attributes:
+        start: The first of the tokens.
+        rows: ``[n, D]`` for each of the layers.
+    """
+
+    start: int
+    rows: Sequence[Tensor]
+
+
+def _with_deep(x: Tensor, layer: int, deep: Sequence[DeepRows]) -> Tensor:
+    """States ``[B, L, D]`` behind a layer with what is added to those of the first text."""
+    for one in deep:
+        if layer < len(one.rows):
+            rows = one.rows[layer].to(x)
+            x = x.clone()  # states of layers may be kept
+            x[0, one.start : one.start + len(rows)] += rows
+    return x
+
+
 class Decoder(nn.Module):
     """Token table, layers, last norm."""
 
@@ -217,6 +215,7 @@ class Decoder(nn.Module):
         wanted: Intermediate,
         norm_intermediate: bool,
         places: Tensor | None = None,
+        deep: Sequence[DeepRows] = (),
     ) -> tuple[Tensor, Tensor | None]:
         """Final states ``[B, L, D]`` and others.
 
@@ -224,6 +223,7 @@ class Decoder(nn.Module):
             wanted: A number: the states after that layer (negative from the end). "all", or some
                 numbers: those before each layer and the final ones, stacked ``[B, n, L, D]``.
             places: ``[3, L]`` in time, height and width; None: tokens are counted.
+            deep: What is added to states of the first text.
         """
         count = len(self.layers)
         chosen = set(range(count + 1)) if wanted == "all" else set()
@@ -240,7 +240,7 @@ class Decoder(nn.Module):
         for number, layer in enumerate(self.layers):
             if number in chosen:
                 stacked.append(x)
-            x = layer(x, *looks[self.config.window(number)])
+            x = _with_deep(layer(x, *looks[self.config.window(number)]), number, deep)
             if number == after:
                 kept = x
         x = self.norm(x)
@@ -258,6 +258,7 @@ class Decoder(nn.Module):
         cache: KeyValueCache,
         places: Tensor | None = None,
         blocks: Sequence[tuple[int, int]] = (),
+        deep: Sequence[DeepRows] = (),
     ) -> Tensor:
         """Normed states ``[1, L, D]`` of tokens that follow those of a cache, which takes them in.
 
@@ -265,6 +266,7 @@ class Decoder(nn.Module):
             x: Rows of the token table, ``[1, L, D]``.
             places: Where the tokens are, as in `forward`; None: behind what came before.
             blocks: Begin and end, among these tokens, of those that all see each other.
+            deep: What is added to states, at places among these tokens.
         """
         if places is None:
             places = torch.arange(cache.next_place, cache.next_place + x.shape[1])
@@ -272,11 +274,12 @@ class Decoder(nn.Module):
             x = x * self.config.hidden_size**0.5
         past = cache.length
         looks = {
-            window: (_mask_behind(x, past, window, blocks), self._turn(x, places, window))
+            window: (mask_behind(x, past, window, blocks), self._turn(x, places, window))
             for window in {self.config.window(number) for number in range(len(self.layers))}
         }
         for number, layer in enumerate(self.layers):
-            x = layer(x, *looks[self.config.window(number)], cache.layers[number])
+            seen = layer(x, *looks[self.config.window(number)], cache.layers[number])
+            x = _with_deep(seen, number, deep)
         cache.next_place = int(places.max()) + 1
         return self.norm(x)
 
@@ -292,49 +295,11 @@ class Decoder(nn.Module):
         windows = {self.config.window(number) for number in range(len(self.layers))}
         return {
             window: (
-                _mask(x, attention_mask, window),
+                mask_of(x, attention_mask, window),
                 self._turn(x, places, window),
             )
             for window in windows
         }
-
-
-def _mask(x: Tensor, attention_mask: Tensor | None, window: int = 0) -> Tensor:
-    """What is added to scores ``[B or 1, 1, L, L]``: nothing later and no padding is seen, and of
-    what was before a window of the latest tokens (0: all).
-    """
-    length = x.shape[1]
-    memory.require_room_for_pairs(length, "the mask of a text", x.device, x.dtype, MASK_COPIES)
-    later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-    hidden = later[None, None]
-    if 0 < window < length:
-        hidden = hidden | torch.ones_like(later).tril(-window)[None, None]
-    if attention_mask is not None:
-        hidden = hidden | (attention_mask == 0).to(x.device)[:, None, None, :]
-    mask = torch.zeros(hidden.shape, dtype=x.dtype, device=x.device)
-    return mask.masked_fill_(hidden, torch.finfo(x.dtype).min / 4)
-
-
-def _mask_behind(
-    x: Tensor, past: int, window: int, blocks: Sequence[tuple[int, int]]
-) -> Tensor | None:
-    """What is added to scores ``[1, 1, L, past + L]`` of tokens behind others; None where they see
-    everything.
-    """
-    length = x.shape[1]
-    if length == 1 and (not window or past < window):
-        return None
-    whole = past + length
-    memory.require_room_for_pairs(whole, "the mask of a text", x.device, x.dtype, MASK_COPIES)
-    own = torch.arange(past, whole, device=x.device)[:, None]
-    seen = torch.arange(whole, device=x.device)[None]
-    hidden = seen > own
-    if window:
-        hidden = hidden | (seen <= own - window)
-    for start, end in blocks:
-        hidden[start:end, past + start : past + end] = False
-    mask = torch.zeros(1, 1, *hidden.shape, dtype=x.dtype, device=x.device)
-    return mask.masked_fill_(hidden, torch.finfo(x.dtype).min / 4)
 
 
 class DecoderLLM(nn.Module):
@@ -403,10 +368,16 @@ class DecoderLLM(nn.Module):
             intermediate_output,
             final_layer_norm_intermediate,
             self.places(embeds_info, x.shape[1]),
+            self.deep_rows(embeds_info),
         )
 
     def blocks(self, embeds_info: Any) -> list[tuple[int, int]]:
         """Begin and end of rows that all see each other, in models that take more than text."""
+        del embeds_info
+        return []
+
+    def deep_rows(self, embeds_info: Any) -> list[DeepRows]:
+        """What pictures add to states of the first layers, in models that have that."""
         del embeds_info
         return []
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from comfy.ldm.llm.model import RMSNorm, rotate
+from comfy.ldm.llm.looks import rotate
+from comfy.ldm.llm.model import RMSNorm
 from comfy.nn import attention
 from comfy.nn.config import NetworkConfig
 
@@ -81,6 +82,14 @@ def merged_order(height: int, width: int, merge: int) -> Tensor:
     return squares.transpose(1, 2).reshape(-1, 2)
 
 
+def turns(places: Tensor, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[patches, head_dim]`` of rows and columns ``[patches, 2]``."""
+    quarter = head_dim // 4
+    speeds = THETA ** (-torch.arange(quarter, device=places.device).float() / quarter)
+    angles = (places[..., None].float() * speeds).flatten(1).repeat(1, 2).to(like.device)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
 def window_members(places: Tensor, side: int) -> list[Tensor]:
     """Numbers of the patches in each square of ``side`` patches; squares of one size together."""
     squares = places // side
@@ -91,10 +100,22 @@ def window_members(places: Tensor, side: int) -> list[Tensor]:
     return [torch.stack([one for one in members if len(one) == size]) for size in sizes]
 
 
+class VisionWidths(Protocol):
+    """What attention asks of a tower's sizes."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Channels of a patch."""
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of attention."""
+
+
 class VisionAttention(nn.Module):
     """Attention within windows."""
 
-    def __init__(self, config: VisionConfig, operations: Any, **place: Any) -> None:
+    def __init__(self, config: VisionWidths, operations: Any, **place: Any) -> None:
         super().__init__()
         width = config.hidden_size
         self.num_heads = config.num_heads
@@ -191,10 +212,7 @@ class VisionTransformer(nn.Module):
         """How the patches of a picture of ``height`` times ``width`` patches lie."""
         config = self.config
         places = merged_order(height, width, config.spatial_merge_size)
-        quarter = config.hidden_size // config.num_heads // 4
-        speeds = THETA ** (-torch.arange(quarter).float() / quarter)
-        angles = (places[..., None].float() * speeds).flatten(1).repeat(1, 2).to(like.device)
-        turn = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+        turn = turns(places, config.hidden_size // config.num_heads, like)
         side = config.window_size // config.patch_size
         windows = [members.to(like.device) for members in window_members(places, side)]
         return Layout(turn, windows, [torch.arange(len(places), device=like.device)[None]])

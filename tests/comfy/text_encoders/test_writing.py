@@ -14,6 +14,7 @@ from torch import Tensor
 
 from comfy import interrupt, progress, text_loading
 from comfy.devices import accelerators, memory, residency
+from comfy.ldm.llm.qwen3_vl import Qwen3VL
 from comfy.ldm.llm.qwen_vl import QwenVL
 from comfy.ops import manual_cast
 from comfy.text_encoders import conversations, generation
@@ -36,6 +37,12 @@ SIZES = {
 QWEN25 = {"qkv_bias": True, "qk_norm": False, "rope_dims": (16, 24, 24)}
 
 
+DEEP_TOWER = {
+    "hidden_size": 64, "intermediate_size": 24, "depth": 24, "num_heads": 16,
+    "out_hidden_size": 128, "num_position_embeddings": 16,
+}  # fmt: skip
+
+
 def pieces_file(folder: Path) -> None:
     """A vocabulary of single bytes and the marks of Qwen."""
     words = {letter: number for number, letter in enumerate(sorted(LETTERS))}
@@ -47,9 +54,16 @@ def pieces_file(folder: Path) -> None:
     made.save(str(folder / "qwen_tokenizer.json"))
 
 
-def weights(sizes: dict[str, Any]) -> dict[str, Tensor]:
-    made = random_like(QwenVL({**SIZES, **sizes}, None, "cpu", manual_cast), 5)
+def weights(sizes: dict[str, Any], kind: type[QwenVL] = QwenVL) -> dict[str, Tensor]:
+    made = random_like(kind({**SIZES, **sizes}, None, "cpu", manual_cast), 5)
     return {key: value * (4.0 if "proj.weight" in key else 1.0) for key, value in made.items()}
+
+
+def published(key: str) -> str:
+    """A key of Qwen 3 VL as its publisher's files have it."""
+    if key.startswith("model."):
+        return key.replace("model.", "model.language_model.", 1)
+    return f"model.{key}" if key.startswith("visual.") else key
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +74,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own_head = {**QWEN25, "lm_head": True, "vision_config": TOWER}
     save_file(weights(own_head), made / "qwen25.safetensors")
     save_file(weights(QWEN25), made / "headless.safetensors")
+    deep = weights({"lm_head": True, "vision_config": DEEP_TOWER}, Qwen3VL)
+    save_file(deep, made / "qwen3vl.safetensors")
+    save_file({published(key): value for key, value in deep.items()}, made / "hub.safetensors")
     cut = {key: value for key, value in weights({}).items() if key != "model.norm.weight"}
     save_file(cut, made / "cut.safetensors")
     return made
@@ -93,6 +110,10 @@ def test_a_question_stands_in_the_conversation_of_its_model() -> None:
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
         + "<|vision_start|><|image_pad|><|vision_end|>" * 2
         + "{}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert conversations.QWEN3_VL.around("{}", pictures=1, thinking=False) == (
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>{}<|im_end|>\n"
+        "<|im_start|>assistant\n"
     )
     assert conversations.GEMMA3.around("Why?", "Be kind.") == (
         "<start_of_turn>user\nBe kind.\n\nWhy?<end_of_turn>\n<start_of_turn>model\n"
@@ -169,11 +190,61 @@ def test_a_layer_of_its_own_turns_states_into_words_and_pictures_are_seen(folder
     assert answers[0] != answers[1]
 
 
-def test_words_behind_a_picture_have_its_places(folder: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen3vl", "hub"])
+def test_qwen3_vl_sees_pictures_in_both_layouts_of_its_file(folder: Path, name: str) -> None:
+    clip = loaded(folder, name)
+    encoder = clip.cond_stage_model.qwen3vl
+    config = encoder.transformer.visual.config
+    assert (config.num_heads, config.deepstack_visual_indexes) == (16, (5, 11, 17))
+    assert encoder.transformer.config.rope_theta == 5e6
+    image = torch.ones(2, 256, 288, 3)
+    answers = []
+    for shade in (0.0, 1.0):
+        tokens = clip.tokenize("What?", image=image * shade, thinking=False)
+        answers.append(clip.generate(tokens, max_length=8, do_sample=False))
+    assert answers[0] != answers[1]
+    assert answers[0] != said(clip, "What?", 8, **GREEDY)
+    plain = clip.encode_from_tokens(clip.tokenize("a cat"))
+    seen = clip.encode_from_tokens(clip.tokenize("a cat", images=[image[:1]]))
+    assert seen.shape[1] == plain.shape[1] + 72 + 2  # its rows, and the marks around them
+
+
+def test_a_part_of_the_weights_of_a_model_that_sees_writes_the_same(folder: Path) -> None:
+    image = torch.rand(1, 256, 288, 3, generator=torch.Generator().manual_seed(1))
+    with simulated_accelerator() as accelerator:
+        clip = loaded(folder, "qwen3vl")
+        tokens = clip.tokenize("What?", image=image, thinking=False)
+        expected = clip.generate(tokens, max_length=6, do_sample=False)
+        whole = torch.accelerator.max_memory_allocated(0)
+        residency.unload_all_models()
+        size = sum(value.nbytes for value in clip.cond_stage_model.state_dict().values())
+        accelerator.set_capacity(int(whole - 0.4 * size), 0)
+        assert clip.generate(tokens, max_length=6, do_sample=False) == expected
+        assert 0 < clip.patcher.loaded_size() < size
+
+
+def test_a_picture_tower_of_unknown_depth_and_experts_are_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    pieces_file(tmp_path)
+    shallow = weights({"vision_config": {**DEEP_TOWER, "depth": 18}}, Qwen3VL)
+    save_file(shallow, tmp_path / "shallow.safetensors")
+    with pytest.raises(Exception, match=r"shallow.*18 layers; towers with 24 and 27"):
+        loaded(tmp_path, "shallow")
+    experts = {**weights({}), "model.layers.0.mlp.gate.weight": torch.zeros(2, 128)}
+    save_file(experts, tmp_path / "experts.safetensors")
+    with pytest.raises(Exception, match=r"language model with experts.*cannot run yet"):
+        loaded(tmp_path, "experts")
+
+
+@pytest.mark.parametrize(("name", "size"), [("qwen25", (56, 140)), ("qwen3vl", (256, 384))])
+def test_words_behind_a_picture_have_its_places(
+    folder: Path, name: str, size: tuple[int, int]
+) -> None:
     """Word by word and at once: a picture counts as its longer side, not as its rows."""
-    clip = loaded(folder, "qwen25")
-    encoder: Any = clip.cond_stage_model.qwen25_7b
-    tokens = [1, 2, {"type": "image", "data": torch.rand(1, 56, 140, 3)}, 3]
+    clip = loaded(folder, name)
+    _, encoder = generation.writer_in(clip.cond_stage_model)
+    tokens = [1, 2, {"type": "image", "data": torch.rand(1, *size, 3)}, 3]
     written = generation.write(encoder, tokens, Choice(do_sample=False), 4, ())
     again = [
         generation.write(encoder, tokens + written[:n], Choice(do_sample=False), 1, ())[0]
