@@ -7,14 +7,14 @@ thread's event loop, and asynchronous tests of other packages could not run.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.browser.editor import PATIENCE_MS, Editor, Watch
-from tests.support.server_process import ServerProcess, running_server
+from tests.support.server_process import NOTHING, ServerProcess, running_server
+from tests.support.waiting import read_until
 
 CHROMIUM_FLAGS = (
     "--no-sandbox",
@@ -71,11 +71,13 @@ def server(shared_server: ServerProcess) -> Iterator[ServerProcess]:
     settings = shared_server.base / "user/default/comfy.settings.json"
     settings.unlink(missing_ok=True)
     yield shared_server
-    shared_server.post("/queue", {"clear": True})
-    deadline = time.monotonic() + 30
-    while shared_server.get("/queue")["queue_running"]:
-        assert time.monotonic() < deadline, "the running job cannot be interrupted"
+
+    def stopped() -> Any:
+        shared_server.post("/queue", {"clear": True})
         shared_server.post("/interrupt", {})
+        return shared_server.get("/queue")
+
+    assert read_until(stopped, NOTHING) == NOTHING
     shared_server.post("/history", {"clear": True})
 
 

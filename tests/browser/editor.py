@@ -12,6 +12,8 @@ from typing import Any
 
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
+from tests.support.waiting import read_until
+
 PATIENCE_MS = 60_000.0
 LOADER, SAMPLER, SAVE = 1, 5, 7  # nodes of the demo workflow
 
@@ -122,9 +124,10 @@ class Watch:
     def _on_response(self, response: Any) -> None:
         if not response.url.startswith(self.origin) or response.status < 400:
             return
-        text = f"{response.request.method} {response.url[len(self.origin) :].split('?')[0]}"
+        path, _, query = response.url[len(self.origin) :].partition("?")
+        text = f"{response.request.method} {path}"
         if response.status != 404 or not self.OPTIONAL.fullmatch(text):
-            self._complain(f"{response.status} {text}")
+            self._complain(f"{response.status} {text}" + (query and f"?{query}"))
 
     def _on_failure(self, request: Any) -> None:
         is_given_up = "ERR_ABORTED" in (request.failure or "")
@@ -192,9 +195,14 @@ class Editor:
             [node_id, values],
         )
 
-    def outlined(self) -> list[int]:
-        """Ids of the nodes that are drawn as being in error."""
-        return list(self.page.evaluate(_OUTLINED))
+    def wait_types(self, types: list[str]) -> None:
+        """Waits until the graph has nodes of these types, in this order."""
+        assert read_until(self.types, types) == types
+
+    def wait_outlined(self, *node_ids: int) -> None:
+        """Waits until these nodes, and no others, are drawn as being in error."""
+        expected = list(node_ids)
+        assert read_until(lambda: list(self.page.evaluate(_OUTLINED)), expected) == expected
 
     def click_node(self, node_id: int, widget: str | None = None) -> None:
         """Clicks a node's title bar, or one of its widgets."""
@@ -218,6 +226,18 @@ class Editor:
         self.wait(shown, node_id)
         return int(self.page.evaluate(shown, node_id))
 
+    def wait_loaded(self, node_id: int, name: str) -> int:
+        """Waits until a node shows the picture file of this name; returns its width in pixels."""
+        self.wait(
+            """([id, name]) => {
+                const node = window.app.graph.getNodeById(id), [shown] = node.imgs ?? [];
+                return node.widgets[0].value === name && shown?.naturalWidth > 0
+                    && new URL(shown.src).searchParams.get("filename") === name;
+            }""",
+            [node_id, name],
+        )
+        return self.wait_picture(node_id)
+
     def colours(self, node_id: int, *points: tuple[float, float]) -> list[list[int]]:
         """RGB of the shown picture at points (x, y) in 0..1."""
         return list(self.page.evaluate(_COLOURS, [node_id, [list(point) for point in points]]))
@@ -226,9 +246,9 @@ class Editor:
         """Counts socket events of these kinds in `window.seen`, in order of arrival."""
         self.page.evaluate(
             """(kinds) => {
-                window.seen = [];
+                const seen = window.seen = [];  // what was counted before goes on elsewhere
                 for (const kind of kinds)
-                    window.comfyAPI.api.api.addEventListener(kind, () => window.seen.push(kind));
+                    window.comfyAPI.api.api.addEventListener(kind, () => seen.push(kind));
             }""",
             list(kinds),
         )

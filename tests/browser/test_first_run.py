@@ -8,6 +8,7 @@ import pytest
 
 from tests.browser.editor import SAMPLER, SAVE, Editor, Watch
 from tests.support.server_process import ServerProcess, running_server, start_server
+from tests.support.waiting import read_until
 
 pytestmark = pytest.mark.browser
 
@@ -48,6 +49,7 @@ def test_run_works_at_once_and_all_is_kept_over_a_restart(
     assert [job["status"] for job in server.get("/api/jobs")["jobs"]] == ["completed"]
 
     change_a_setting(editor)
+    assert read_until(lambda: server.get("/settings").get("Comfy.DevMode"), True)
     editor.set(SAMPLER, steps=7)
     with watch.server_down():
         server.stop()

@@ -6,6 +6,7 @@ import pytest
 
 from tests.browser.editor import SAMPLER, SAVE, Editor
 from tests.support.server_process import ServerProcess
+from tests.support.waiting import read_until
 
 pytestmark = pytest.mark.browser
 
@@ -150,7 +151,11 @@ def test_previews_follow_the_setting_and_a_narrow_window_shows_them(
 def test_every_setting_is_kept(editor: Editor, server: ServerProcess) -> None:
     changed = editor.page.evaluate(_CHANGE_ALL)
     assert len(changed) > 80
-    stored = server.get("/settings")
-    assert {name: stored.get(name) for name in changed} == changed
+
+    def stored() -> dict[str, object]:
+        settings = server.get("/settings")
+        return {name: settings.get(name) for name in changed}
+
+    assert read_until(stored, changed) == changed
     editor.reload()
     assert editor.page.evaluate(_READ_ALL, list(changed)) == changed

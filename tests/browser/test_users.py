@@ -13,6 +13,7 @@ import pytest
 
 from tests.browser.editor import PATIENCE_MS, SAMPLER, SAVE, Editor, Watch
 from tests.support.server_process import REPOSITORY, ServerProcess, running_server
+from tests.support.waiting import read_until
 
 pytestmark = pytest.mark.browser
 
@@ -106,7 +107,8 @@ class TestByName:
             editor.save_as("of ann")
             ((user, name),) = server.get("/users")["users"].items()
             assert name == "Ann"
-            assert (server.base / "user" / user / "workflows/of ann.json").is_file()
+            kept = server.base / "user" / user / "workflows/of ann.json"
+            assert read_until(kept.is_file, True)
 
             fresh_page.mouse.click(900, 820)
             fresh_page.keyboard.press("Control+j")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.browser.editor import SAMPLER, SAVE, Editor
 from tests.support.server_process import ServerProcess
+from tests.support.waiting import read_until
 
 pytestmark = pytest.mark.browser
 
@@ -20,7 +21,7 @@ def test_a_workflow_is_saved_found_bookmarked_renamed_and_deleted(
     editor.set(SAMPLER, seed=77)
     editor.save_as("evening sky")
     folder = server.base / "user/default/workflows"
-    assert (folder / "evening sky.json").is_file()
+    assert read_until((folder / "evening sky.json").is_file, True)
 
     page.get_by_role("button", name="Create a new blank workflow").click()
     editor.wait("() => window.app.graph.nodes.length === 0")
@@ -37,14 +38,18 @@ def test_a_workflow_is_saved_found_bookmarked_renamed_and_deleted(
     saved.hover()
     saved.get_by_role("button", name="Bookmark").click()
     panel.get_by_text("Bookmarks").wait_for()
-    assert '"workflows/evening sky.json"' in (folder / ".index.json").read_text()
+    index = folder / ".index.json"
+    assert read_until(
+        lambda: index.is_file() and '"workflows/evening sky.json"' in index.read_text(), True
+    )
     editor.choose(panel.get_by_role("treeitem", name="evening sky").last, "Rename")
     page.keyboard.press("Control+a")
     page.keyboard.type("morning sky")
     page.keyboard.press("Enter")
     renamed = panel.get_by_role("treeitem", name="morning sky").last
     renamed.wait_for()
-    assert [path.name for path in folder.glob("[!.]*.json")] == ["morning sky.json"]
+    names = ["morning sky.json"]
+    assert read_until(lambda: [path.name for path in folder.glob("[!.]*.json")], names) == names
 
     editor.choose(renamed, "Delete")
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
@@ -69,12 +74,13 @@ def test_an_app_is_built_from_a_graph_saved_and_run(editor: Editor, server: Serv
     page.get_by_role("dialog").get_by_role("textbox").fill("painter")
     page.get_by_role("dialog").get_by_role("button", name="Save").last.click()
     page.get_by_role("button", name="View app").last.click()
-    assert (server.base / "user/default/workflows/painter.app.json").is_file()
+    assert read_until((server.base / "user/default/workflows/painter.app.json").is_file, True)
     skip = page.get_by_role("button", name="Skip")
     skip.click()
     skip.wait_for(state="hidden")
     page.get_by_role("button", name="Run", exact=True).last.click()
     page.get_by_text("latentloom_0").first.wait_for()
+    server.wait_idle()
     (job,) = server.get("/api/jobs")["jobs"]
     assert job["status"] == "completed"
 
@@ -104,6 +110,7 @@ def test_nodes_packed_into_a_subgraph_run_are_published_and_taken_out_again(
     editor.wait("() => !window.app.graph.nodes.some((node) => node.type === 'VAEDecode')")
     editor.press_run()
     assert editor.wait_picture(SAVE) == 128
+    server.wait_idle()
     prompt = server.get("/api/jobs")["jobs"][0]["id"]
     ran = server.get(f"/history/{prompt}")[prompt]["prompt"][2]
     inside = {node["class_type"] for node_id, node in ran.items() if ":" in node_id}
@@ -113,7 +120,7 @@ def test_nodes_packed_into_a_subgraph_run_are_published_and_taken_out_again(
     page.get_by_role("dialog").get_by_role("textbox").fill("painter")
     page.get_by_role("dialog").get_by_role("button", name="Confirm").click()
     page.get_by_role("dialog").wait_for(state="hidden")
-    assert (server.base / "user/default/subgraphs/painter.json").is_file()
+    assert read_until((server.base / "user/default/subgraphs/painter.json").is_file, True)
     editor.open_panel("node-library")
     for folder in ("My Blueprints", "User"):
         page.get_by_role("treeitem", name=folder).click()
@@ -158,7 +165,7 @@ def test_a_workflow_is_exported_opened_from_a_file_and_saved_over_another(
             editor.command("Comfy.OpenWorkflow")
         chooser.value.set_files(tmp_path / f"{name}.json")
         page.get_by_test_id("workflow-tab").filter(has_text=name).wait_for()
-    assert editor.types() == types
+    editor.wait_types(types)
 
     editor.command("Comfy.SaveWorkflowAs")
     page.get_by_role("dialog").get_by_role("textbox").fill("one")
@@ -169,7 +176,7 @@ def test_a_workflow_is_exported_opened_from_a_file_and_saved_over_another(
     editor.answer("folder/two")
     folder = server.base / "user/default/workflows"
     editor.page.get_by_test_id("workflow-tab").filter(has_text="two").wait_for()
-    assert (folder / "folder/two.json").is_file()
+    assert read_until((folder / "folder/two.json").is_file, True)
     assert json.loads((folder / "one.json").read_text())["nodes"]
 
 

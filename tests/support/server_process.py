@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import read_until
+
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 START_TIMEOUT_S = 60.0
+NOTHING: dict[str, list[Any]] = {"queue_running": [], "queue_pending": []}  # of an idle queue
 
 
 def free_port() -> int:
@@ -94,6 +97,14 @@ class ServerProcess:
         raise TimeoutError(
             f"prompt {prompt_id} did not end in {timeout_s} s; log:\n{self.log[-3000:]}"
         )
+
+    def wait_idle(self) -> None:
+        """Waits until nothing runs and nothing waits; all that has run is in the history then.
+
+        Raises:
+            AssertionError: Something goes on for longer than anybody waits.
+        """
+        assert read_until(lambda: self.get("/queue"), NOTHING) == NOTHING
 
     def picture(self, entry: Any, node_id: str) -> bytes:
         """Bytes of the first picture that node `node_id` saved."""
