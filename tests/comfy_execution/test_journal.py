@@ -23,6 +23,7 @@ from comfy_execution.journal_lock import JournalInUseError
 from comfy_execution.queue import PromptQueue
 from comfy_execution.recovery import StartMode, recover
 from tests.comfy_execution.support import Flag, make
+from tests.support.waiting import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUCCESS = ExecutionStatus("success", True, [])
@@ -288,7 +289,7 @@ class Disk:
         os.fsync(descriptor)
         self.flushes += 1
         self.started.set()
-        assert self.may_end.wait(10)
+        assert self.may_end.wait(PATIENCE_S)
         if self.error is not None:
             raise self.error
 
@@ -304,14 +305,14 @@ def test_a_prompt_may_start_while_the_disk_is_busy_but_is_answered_afterwards(
     process = Process(path)
     submitting = threading.Thread(target=process.queue.put, args=(item("a"),))
     submitting.start()
-    assert disk.started.wait(10)
-    found = process.queue.get(timeout=5)
+    assert disk.started.wait(PATIENCE_S)
+    found = process.queue.get(timeout=PATIENCE_S)
     assert found is not None
     process.queue.task_done(found[1], {"outputs": {}, "meta": {}}, SUCCESS)
     assert submitting.is_alive()
     assert "a" in process.queue.history
     disk.may_end.set()
-    submitting.join(10)
+    submitting.join(PATIENCE_S)
     process.die()
     assert list(Process(path).queue.history) == ["a"]
 
@@ -321,14 +322,14 @@ def test_those_who_wait_for_the_disk_share_its_next_flush(path: Path, disk: Disk
     names = [f"p{index}" for index in range(20)]
     clients = [threading.Thread(target=process.queue.put, args=(item(n),)) for n in names]
     clients[0].start()
-    assert disk.started.wait(10)
+    assert disk.started.wait(PATIENCE_S)
     for client in clients[1:]:
         client.start()
     while process.queue.get_tasks_remaining() < len(names):
         threading.Event().wait(0.001)
     disk.may_end.set()
     for client in clients:
-        client.join(10)
+        client.join(PATIENCE_S)
     assert disk.flushes <= 3
     process.die()
     assert sorted(Process(path).waiting()) == sorted(names)
@@ -342,13 +343,13 @@ def test_a_duplicate_is_not_answered_before_the_first_is_on_disk(path: Path, dis
         for _ in range(2)
     ]
     threads[0].start()
-    assert disk.started.wait(10)
+    assert disk.started.wait(PATIENCE_S)
     threads[1].start()
     threads[1].join(0.02)
     assert answers == []
     disk.may_end.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert sorted(kind.name for kind in answers) == ["ACCEPTED", "DUPLICATE"]
     process.die()
 
@@ -368,13 +369,13 @@ def test_a_prompt_that_the_disk_refuses_is_taken_back(path: Path, disk: Disk, st
 
     submitting = threading.Thread(target=submit)
     submitting.start()
-    assert disk.started.wait(10)
+    assert disk.started.wait(PATIENCE_S)
     if state != "waiting":
         key = process.start()
         if state == "finished":
             process.queue.task_done(key, {"outputs": {}, "meta": {}}, SUCCESS)
     disk.may_end.set()
-    submitting.join(10)
+    submitting.join(PATIENCE_S)
     assert "input/output error" in str(refused[0])
     assert process.waiting() == []
     assert flag.value == (state == "running")
@@ -417,7 +418,7 @@ def test_whoever_looks_does_not_wait_for_a_disk_that_stands_still(path: Path, ch
         process.queue.get_tasks_remaining()
         process.queue.get_history()
         assert not process.queue.is_running("nobody")
-    changing.join(10)
+    changing.join(PATIENCE_S)
     assert not changing.is_alive()
     process.die()
 

@@ -21,6 +21,7 @@ from comfy_execution.spec import UNDECLARED, find_input, get_input_info, read_en
 from comfy_execution.utils import get_executing_context
 from comfy_execution.wire import NotJsonError, dump_json, require_json, strict_json
 from tests.comfy_execution.support import CLASSES, Bench, Recorder, make, node
+from tests.support.waiting import read_until
 
 # --- wire -----------------------------------------------------------------------------------------
 
@@ -330,10 +331,7 @@ def test_what_was_held_back_is_sent_though_the_running_node_reports_nothing(
     registry = progress.ProgressRegistry("p", DynamicPrompt({}), sink)
     for number in range(400):
         registry.start_progress(str(number))
-    deadline = time.monotonic() + 10
-    while len(sink.named("progress_state")[-1]["nodes"]) < 400 and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert len(sink.named("progress_state")[-1]["nodes"]) == 400
+    assert read_until(lambda: len(sink.named("progress_state")[-1]["nodes"]), 400) == 400
     registry.start_progress("last")
     registry.flush()
     sent = len(sink.events)

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from comfy_execution import supervisor
 from comfy_execution.supervisor import RestartPolicy, supervise
+from tests.support.waiting import PATIENCE_S, read_until
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals are a POSIX matter")
 
@@ -99,7 +99,7 @@ SUPERVISED = textwrap.dedent(
         "from comfy_execution.supervisor import tie_to_parent\\n"
         "tie_to_parent(os.environ)\\n"
         "print(os.getpid(), flush=True)\\n"
-        "time.sleep(60)\\n"
+        "time.sleep(600)\\n"
     )
     sys.exit(supervise([sys.executable, "-c", child], os.environ))
     """
@@ -114,11 +114,8 @@ def test_the_child_ends_with_its_supervisor(number: signal.Signals) -> None:
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     parent.send_signal(number)
-    parent.wait(10)
-    deadline = time.monotonic() + 10
-    while is_alive(child):
-        assert time.monotonic() < deadline, "the child outlived its supervisor"
-        time.sleep(0.01)
+    parent.wait(PATIENCE_S)
+    assert not read_until(lambda: is_alive(child), False), "the child outlived its supervisor"
     parent.stdout.close()
 
 

@@ -21,6 +21,7 @@ from comfy_execution.queue import PromptQueue
 from comfy_execution.registry import NodeRegistry
 from comfy_execution.worker import Worker, WorkerHooks
 from tests.comfy_execution.support import CLASSES, Flag, Witness, make, node
+from tests.support.waiting import PATIENCE_S
 
 
 class House:
@@ -51,7 +52,7 @@ class House:
         self.queue.put((0, name, prompt, {"client_id": "me", **extra}, outputs))
 
     def wait(self, name: str) -> dict[str, Any]:
-        assert self.event(name).wait(10), f"prompt {name} does not end"
+        assert self.event(name).wait(PATIENCE_S), f"prompt {name} does not end"
         entry: dict[str, Any] = self.queue.get_history(name)[name]
         return entry
 
@@ -69,7 +70,7 @@ def house() -> Iterator[Any]:
 
     yield build
     for each in built:
-        assert each.worker.stop()
+        assert each.worker.stop(PATIENCE_S)
         assert each.sink.unrecorded == []
 
 
@@ -107,7 +108,7 @@ def test_flags_unload_and_forget(house: Any) -> None:
     home.post("a", PROMPT)
     home.wait("a")
     home.queue.set_flag("free_memory", True)
-    assert unloaded.wait(5)
+    assert unloaded.wait(PATIENCE_S)
     home.post("b", PROMPT)
     messages = home.wait("b")["status"]["messages"]
     assert messages[1][1]["nodes"] == []
@@ -135,8 +136,8 @@ def test_a_worker_that_stops_leaves_its_prompt_to_the_next_process(tmp_path: Pat
     home = House({"Endless": node("Endless", run=run)}, journal)
     home.post("long", {"1": make("Endless"), "2": make("Show", value=["1", 0])})
     home.post("waits", PROMPT)
-    assert running.wait(5)
-    assert home.worker.stop()
+    assert running.wait(PATIENCE_S)
+    assert home.worker.stop(PATIENCE_S)
     assert home.queue.get_history() == {}
     assert home.queue.currently_running == {}
     found = journal.recover()
@@ -145,10 +146,13 @@ def test_a_worker_that_stops_leaves_its_prompt_to_the_next_process(tmp_path: Pat
     journal.close()
 
 
-def test_an_idle_worker_has_time_for_other_work(house: Any) -> None:
+def test_an_idle_worker_has_time_for_other_work(
+    house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("comfy_execution.worker.IDLE_CHECK_S", 0.01)
     idle = threading.Event()
     house(idle=idle.set)
-    assert idle.wait(5)
+    assert idle.wait(PATIENCE_S)
 
 
 def test_work_between_prompts_that_fails_does_not_end_the_worker(house: Any) -> None:
@@ -186,11 +190,9 @@ def test_a_busy_node_is_broken_out_of(house: Any, swallow: type[BaseException] |
     home = house({"Busy": busy(started, swallow)})
     home.post("a", {"1": make("Busy"), "2": make("Show", value=["1", 0])})
     home.post("b", PROMPT)
-    assert started.wait(5)
-    asked = time.monotonic()
+    assert started.wait(PATIENCE_S)
     assert home.queue.interrupt("a")
     assert home.ending("a") == "execution_interrupted"
-    assert time.monotonic() - asked < 1.5
     assert home.ending("b") == "execution_success"
 
 
@@ -207,7 +209,7 @@ def test_a_busy_async_node_is_broken_out_of(house: Any) -> None:
 
     home = house({"Busy": node("Busy", run=run)})
     home.post("a", {"1": make("Busy"), "2": make("Show", value=["1", 0])})
-    assert started.wait(5)
+    assert started.wait(PATIENCE_S)
     assert home.queue.interrupt("a")
     assert home.ending("a") == "execution_interrupted"
 
@@ -244,7 +246,7 @@ def test_the_breaker_asks_for_a_restart_when_nothing_helps() -> None:
         patience_s=0.01, restart=asked.set, restart_after_s=0.02,
     )  # fmt: skip
     breaker.follow("a")
-    assert asked.wait(5)
+    assert asked.wait(PATIENCE_S)
 
 
 def test_an_endless_check_for_changes_is_broken_out_of(house: Any) -> None:
@@ -259,7 +261,7 @@ def test_an_endless_check_for_changes_is_broken_out_of(house: Any) -> None:
     home = house({"Checking": checking})
     home.post("a", {"1": make("Checking"), "2": make("Show", value=["1", 0])})
     home.post("b", PROMPT)
-    assert started.wait(10)
+    assert started.wait(PATIENCE_S)
     home.queue.interrupt("a")
     assert home.ending("a") == "execution_interrupted"
     assert home.ending("b") == "execution_success"
@@ -295,7 +297,7 @@ def test_an_instance_that_is_long_in_the_making_is_broken_out_of(house: Any) -> 
 
     home = house({"Heavy": node("Heavy", run=lambda _: (1,), __init__=make_slowly)})
     home.post("a", {"1": make("Heavy"), "2": make("Show", value=["1", 0])})
-    assert started.wait(10)
+    assert started.wait(PATIENCE_S)
     home.queue.interrupt("a")
     assert home.ending("a") == "execution_interrupted"
 
@@ -338,7 +340,7 @@ def test_threads_of_a_node_that_count_steps_are_stopped_too(house: Any) -> None:
     home = house({"Pool": node("Pool", run=count)})
     home.post("a", {"1": make("Pool"), "2": make("Show", value=["1", 0])})
     home.post("b", PROMPT)
-    assert counting.wait(10)
+    assert counting.wait(PATIENCE_S)
     home.queue.interrupt("a")
     assert home.ending("a") == "execution_interrupted"
     assert home.ending("b") == "execution_success"
@@ -351,7 +353,7 @@ def test_a_thread_that_outlives_its_prompt_is_heard_no_more(house: Any) -> None:
         step = make_progress_hook()
 
         def late() -> None:
-            may_go_on.wait(10)
+            may_go_on.wait(PATIENCE_S)
             step(1, 2)
             get_progress_state().send_text("1", "late")
             done.set()
@@ -366,5 +368,5 @@ def test_a_thread_that_outlives_its_prompt_is_heard_no_more(house: Any) -> None:
         time.sleep(0.001)
     before = len(home.sink.events)
     may_go_on.set()
-    assert done.wait(10)
+    assert done.wait(PATIENCE_S)
     assert home.sink.names()[before:] == []

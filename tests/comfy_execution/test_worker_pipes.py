@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import signal
 import sys
@@ -84,11 +85,9 @@ def test_lines_and_bars_of_a_worker_reach_the_log_whole(
         time.sleep(0.02)  # the log is read meanwhile
         worker.send({})
     assert worker.exit_code() == 0
-    lines = [text for text in written if "before" not in text]
-    assert "Fatal error\n" in lines
-    assert "\r 1%" in lines
-    assert "the end" in lines
-    assert "".join(lines).endswith("Fatal error\n\r 1%\r 2%\nthe end")
+    assert "".join(written).endswith("Fatal error\n\r 1%\r 2%\nthe end")
+    for before, after in itertools.pairwise(written):  # who reads late finds several together
+        assert before.endswith("\n") or after.startswith("\r"), (before, after)
 
 
 @posix
@@ -97,17 +96,17 @@ def test_a_worker_s_death_is_noticed_though_its_fork_lives(start: Start) -> None
         fork = os.fork()
         if fork == 0:
             os.closerange(1, 3)
-            time.sleep(10)
+            time.sleep(120)
             os._exit(0)
         channel.send({"say": "forked", "pid": fork})
-        time.sleep(10)
+        time.sleep(120)
     """)
     fork = worker.receive()["pid"]
     begun = time.monotonic()
     worker.kill()
     with pytest.raises(ChannelClosed):
         worker.receive()
-    assert time.monotonic() - begun < 9, "it was noticed when the fork had ended"
+    assert time.monotonic() - begun < 60, "it was noticed when the fork had ended"
     os.kill(fork, signal.SIGKILL)
     assert worker.exit_code() == -signal.SIGKILL
 

@@ -37,6 +37,7 @@ from comfy_execution.workers.pool import WorkerPool
 from comfy_execution.workers.ray_bridge import RayLauncher
 from comfy_execution.workers.seat import Seat, WorkerQueue
 from tests.comfy_execution.support import Flag, NodeBase, Number, Recorder, Show, Witness
+from tests.support.waiting import PATIENCE_S
 from utils.save_turns import SaveTurns
 
 CODEC = messages.PictureCodec(bytes, bytes)
@@ -378,7 +379,7 @@ CLASSES: dict[str, Any] = {"Wait": Wait, "Number": Number, "Show": Show}
 
 def until(holds: Callable[[], Any]) -> None:
     """Polls until something holds."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.002)
@@ -662,7 +663,7 @@ def test_who_saves_under_a_prefix_first_is_waited_for(tmp_path: Path) -> None:
     thread.start()
     assert not done.wait(0.05)
     one.give_back()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert done.is_set()
     other.give_back()
 

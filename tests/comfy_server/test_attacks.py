@@ -34,6 +34,7 @@ from comfy_server.connections import (
 )
 from tests.comfy_server.conftest import PROMPT, Start
 from tests.comfy_server.trace_nodes import NODES
+from tests.support.waiting import PATIENCE_S
 
 Client = TestClient[Any, Any]
 
@@ -401,7 +402,7 @@ async def test_a_huge_first_frame_takes_no_effect_and_a_larger_one_closes(client
     await socket.send_json({"type": "feature_flags", "data": {"x": True}})
     assert PromptServer.instance.sockets_metadata["a"]["feature_flags"] == {}
     await socket.send_str("x" * (4 * 1024 * 1024 + 1))
-    closing = await asyncio.wait_for(socket.receive(), 5)
+    closing = await asyncio.wait_for(socket.receive(), PATIENCE_S)
     assert closing.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.ERROR)
     assert (await client.get("/prompt")).status == 200
 

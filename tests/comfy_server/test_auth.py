@@ -27,6 +27,7 @@ from comfy_server.accounts import AccountRefused, AccountStore
 from comfy_server.auth import FAILURES_PER_MINUTE, account_store, add_account
 from comfy_server.rates import RateLimit
 from tests.comfy_server.conftest import PROMPT, Start
+from tests.support.waiting import PATIENCE_S
 
 Client = TestClient[Any, Any]
 
@@ -341,7 +342,7 @@ async def test_news_of_an_ownerless_prompt_stays_with_its_user(people: People) -
     kinds: dict[str, list[str]] = {"ann": [], "bob": []}
     for name, socket in (("ann", ann), ("bob", bob)):
         while kinds[name].count("status") < 3:
-            kinds[name].append((await asyncio.wait_for(socket.receive_json(), 5))["type"])
+            kinds[name].append((await asyncio.wait_for(socket.receive_json(), PATIENCE_S))["type"])
     assert "progress" in kinds["ann"]
     assert "progress" not in kinds["bob"]
 
@@ -366,10 +367,10 @@ async def test_of_several_prompts_at_once_everybody_gets_the_news_of_their_own(
     for name, socket in zip(names, sockets):
         seen: list[Any] = []
         while not seen or seen[-1]["type"] != "from.a.pack":
-            seen.append(await asyncio.wait_for(socket.receive_json(), 5))
+            seen.append(await asyncio.wait_for(socket.receive_json(), PATIENCE_S))
         server.queue_updated()
         while seen[-1]["type"] != "status":
-            seen.append(await asyncio.wait_for(socket.receive_json(), 5))
+            seen.append(await asyncio.wait_for(socket.receive_json(), PATIENCE_S))
         told = [
             s["data"].get("prompt_id") or s["data"]["of"] for s in seen if s["type"] != "status"
         ]

@@ -32,6 +32,7 @@ from tests.comfy_execution.trace_nodes import trace_classes
 from tests.comfy_server import trace_nodes
 from tests.comfy_server.conftest import Start
 from tests.comfy_server.test_traces import Flag, Replay
+from tests.support.waiting import PATIENCE_S
 
 Client = TestClient[Any, Any]
 Json = dict[str, Any]
@@ -249,7 +250,7 @@ async def test_a_browser_gets_what_it_got_or_better(
         await browser.play({"t": "ws_open", "sock": "T1", "path": "/ws"})
     for event in events:
         await browser.play(event)
-    for _ in range(200):
+    for _ in range(int(PATIENCE_S / 0.01)):
         if sum(browser.got.values()) >= sum(browser.wanted.values()):
             break
         await asyncio.sleep(0.01)

@@ -18,6 +18,7 @@ from comfy_server.describe import ATTRIBUTE
 from comfy_server.routes import ALL_ROUTES
 from comfy_server.serving import running
 from tests.comfy_server.conftest import Start, make_server
+from tests.support.waiting import PATIENCE_S
 
 Client = TestClient[Any, Any]
 
@@ -80,12 +81,12 @@ class Background:
 
     def __enter__(self) -> Background:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(PATIENCE_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
         self._loop.close()
 
 
@@ -127,7 +128,7 @@ def test_the_running_server_keeps_to_its_document(background: Background) -> Non
         )
         @given(case=operation.as_strategy())
         def check(case: Any) -> None:
-            case.call_and_validate(base_url=background.url, checks=wanted, timeout=10)
+            case.call_and_validate(base_url=background.url, checks=wanted, timeout=PATIENCE_S)
 
         check()
 

@@ -15,6 +15,7 @@ from comfy_server import LogCapture, PromptServer, ServerOptions, Services
 from comfy_server.relay import PICTURES, RelayServer
 from protocol import BinaryEventTypes
 from tests.comfy_server.conftest import Start
+from tests.support.waiting import PATIENCE_S
 
 PICTURE = Image.radial_gradient("L").resize((40, 20)).convert("RGB")
 RECORD = {"node_id": "3", "prompt_id": "p"}
@@ -64,7 +65,7 @@ async def test_what_a_worker_sends_arrives_as_what_the_server_sends(
     socket = await client.ws_connect("/ws?clientId=me")
     await socket.receive()
     SENDINGS[name](server)
-    direct = await asyncio.wait_for(socket.receive(), 5)
+    direct = await asyncio.wait_for(socket.receive(), PATIENCE_S)
     said: list[Message] = []
     services = Services(PromptQueue())
     relay = RelayServer(server.loop, options, services, LogCapture(), said.append)
@@ -74,7 +75,7 @@ async def test_what_a_worker_sends_arrives_as_what_the_server_sends(
         PromptServer.instance = server
     for message in said:
         deliver(server, message)
-    relayed = await asyncio.wait_for(socket.receive(), 5)
+    relayed = await asyncio.wait_for(socket.receive(), PATIENCE_S)
     assert relayed.type == direct.type
     assert relayed.data == direct.data
 

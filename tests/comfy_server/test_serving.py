@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
 from comfy_server import CannotListen, Listener, ServerOptions, running, serve
 from comfy_server.serving import bind, make_tls_context
 from tests.comfy_server.conftest import make_server
+from tests.support.waiting import PATIENCE_S
 
 
 def has_ipv6() -> bool:
@@ -167,17 +167,15 @@ async def test_serving_ends_when_cancelled_and_closes_sockets(options: ServerOpt
     server.add_routes()
     bound: asyncio.Future[list[Listener]] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(serve(server, on_listening=bound.set_result))
-    url = (await asyncio.wait_for(bound, 5))[0].url
+    url = (await asyncio.wait_for(bound, PATIENCE_S))[0].url
     async with ClientSession() as session:
         opened: ClientWebSocketResponse = await session.ws_connect(f"{url}/ws")
         await opened.receive()
-        started = datetime.datetime.now()
         task.cancel()
-        message = await asyncio.wait_for(opened.receive(), 5)
+        message = await asyncio.wait_for(opened.receive(), PATIENCE_S)
         assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING)
-        await asyncio.wait([task], timeout=5)
+        await asyncio.wait([task], timeout=30)  # a minute, did it wait for the socket
         assert task.cancelled()
-        assert (datetime.datetime.now() - started).total_seconds() < 4
 
 
 async def test_the_page_address_is_logged(
@@ -188,9 +186,9 @@ async def test_the_page_address_is_logged(
     server.add_routes()
     bound: asyncio.Future[list[Listener]] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(serve(server, on_listening=bound.set_result))
-    url = (await asyncio.wait_for(bound, 5))[0].url
+    url = (await asyncio.wait_for(bound, PATIENCE_S))[0].url
     task.cancel()
-    await asyncio.wait([task], timeout=5)
+    await asyncio.wait([task], timeout=PATIENCE_S)
     assert f"the editor is at {url}" in caplog.text
 
 
@@ -198,8 +196,8 @@ async def test_a_client_that_never_ends_its_request_is_cut_and_others_are_not(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("comfy_server.connections.CHECK_S", 0.01)
-    monkeypatch.setattr("comfy_server.connections.HEAD_S", 0.03)
-    monkeypatch.setattr("comfy_server.connections.BODY_S", 0.03)
+    monkeypatch.setattr("comfy_server.connections.HEAD_S", 0.2)
+    monkeypatch.setattr("comfy_server.connections.BODY_S", 0.2)
     server = make_server(ServerOptions(port=0))
     server.add_routes()
     async with running(server) as listeners, ClientSession(listeners[0].url) as client:
@@ -214,7 +212,7 @@ async def test_a_client_that_never_ends_its_request_is_cut_and_others_are_not(
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(start)
             ends.append(reader.read())
-        answers = await asyncio.wait_for(asyncio.gather(*ends, return_exceptions=True), 5)
+        answers = await asyncio.wait_for(asyncio.gather(*ends, return_exceptions=True), PATIENCE_S)
         assert all(answer == b"" or isinstance(answer, OSError) for answer in answers)
         assert (await client.get("/prompt")).status == 200
         assert (await socket.receive_json())["type"] == "status"
@@ -248,7 +246,7 @@ async def test_what_is_no_request_is_refused_with_a_short_line_in_the_log(
     async with running(server) as listeners:
         reader, writer = await asyncio.open_connection("127.0.0.1", listeners[0].port)
         writer.write(sent)
-        answer = await asyncio.wait_for(reader.read(), 5)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
         writer.close()
     assert answer.startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
     assert b"Traceback" not in answer
@@ -279,8 +277,9 @@ async def test_a_client_that_leaves_in_the_middle_of_a_body_leaves_no_traceback(
 
 
 async def test_a_body_announced_as_too_long_is_refused_before_it_is_sent(
-    options: ServerOptions,
+    options: ServerOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("comfy_server.serving.SHUTDOWN_GRACE_S", 0.1)
     server = make_server(options)
     server.add_routes()
     async with running(server) as listeners:
@@ -288,7 +287,7 @@ async def test_a_body_announced_as_too_long_is_refused_before_it_is_sent(
         writer.write(
             b"POST /queue HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 999999999999\r\n\r\n{"
         )
-        answer = await asyncio.wait_for(reader.read(4096), 5)
+        answer = await asyncio.wait_for(reader.read(4096), PATIENCE_S)
         writer.close()
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"aiohttp" not in answer  # nor which library, of which version, answers
@@ -299,7 +298,9 @@ async def test_a_signal_that_comes_twice_ends_the_server_once(options: ServerOpt
     """A service manager sends it to all processes, and the supervisor passes its own on."""
     server = make_server(options)
     server.add_routes()
-    await asyncio.wait_for(serve(server, lambda _: os.kill(os.getpid(), signal.SIGTERM)), 10)
+    await asyncio.wait_for(
+        serve(server, lambda _: os.kill(os.getpid(), signal.SIGTERM)), PATIENCE_S
+    )
     try:
         assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
         assert signal.getsignal(signal.SIGINT) == signal.default_int_handler

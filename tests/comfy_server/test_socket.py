@@ -18,6 +18,7 @@ from comfy_server.frames import text_frame
 from comfy_server.outbox import LazyFrame, Outbox, Overflow, TextFrame
 from protocol import BinaryEventTypes
 from tests.comfy_server.conftest import PROMPT, Start
+from tests.support.waiting import PATIENCE_S
 
 Client = TestClient[Any, Any]
 Socket = ClientWebSocketResponse
@@ -27,7 +28,7 @@ FLAGS = json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata
 
 async def receive(socket: Socket) -> Any:
     """The next frame: an object for text, bytes for binary."""
-    message = await asyncio.wait_for(socket.receive(), 5)
+    message = await asyncio.wait_for(socket.receive(), PATIENCE_S)
     assert message.type in (WSMsgType.TEXT, WSMsgType.BINARY), message
     return json.loads(message.data) if message.type is WSMsgType.TEXT else message.data
 
@@ -104,8 +105,11 @@ async def test_status_goes_to_all_and_events_to_their_owner(client: Client) -> N
     assert await silent(other)
 
 
-async def test_news_of_a_prompt_comes_after_the_reply_that_names_it(start: Start) -> None:
+async def test_news_of_a_prompt_comes_after_the_reply_that_names_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Clients begin to listen for a prompt when they know its id."""
+    monkeypatch.setattr("comfy_server.outbox.LONGEST_HOLD_S", PATIENCE_S)
 
     def end_at_once(server: PromptServer) -> None:
         submit = server.submit
@@ -142,7 +146,7 @@ async def test_frames_are_not_held_back_for_ever_by_one_who_never_ceases_to_post
     assert outbox.take_ready() == []
     outbox._held_since -= 1  # a second later
     outbox.hold()
-    (frame,) = await asyncio.wait_for(outbox.take(), 1)
+    (frame,) = await asyncio.wait_for(outbox.take(), PATIENCE_S)
     assert isinstance(frame, TextFrame)
     assert frame.text == "news"
 
@@ -153,13 +157,13 @@ async def test_the_start_of_a_held_prompt_passes_but_not_its_result() -> None:
     for kind in ("status", "execution_start", "execution_success"):
         outbox.put(TextFrame(text_frame(kind, {})))
     outbox.let_start_pass()
-    early = await asyncio.wait_for(outbox.take(), 1)
+    early = await asyncio.wait_for(outbox.take(), PATIENCE_S)
     assert [json.loads(frame.text)["type"] for frame in early if isinstance(frame, TextFrame)] == [
         "status",
         "execution_start",
     ]
     outbox.release()
-    assert len(await asyncio.wait_for(outbox.take(), 1)) == 1
+    assert len(await asyncio.wait_for(outbox.take(), PATIENCE_S)) == 1
 
 
 async def test_progress_of_an_ownerless_prompt_goes_to_all_but_its_start_to_nobody(
@@ -202,11 +206,8 @@ async def test_a_newer_socket_takes_over_and_survives_the_older(client: Client) 
     assert (await receive(newer))["data"]["value"] == 2
     assert PromptServer.instance.sockets["me"] is not None
     await newer.close()
-    for _ in range(50):
-        if "me" not in PromptServer.instance.sockets:
-            break
+    while "me" in PromptServer.instance.sockets:
         await asyncio.sleep(0.01)
-    assert "me" not in PromptServer.instance.sockets
 
 
 def picture(width: int = 32, height: int = 16) -> Image.Image:

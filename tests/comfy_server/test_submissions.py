@@ -12,6 +12,7 @@ import pytest
 from comfy_execution.admission import Outcome
 from comfy_execution.items import Submission, SubmissionKind
 from comfy_server.submissions import Submissions
+from tests.support.waiting import PATIENCE_S
 
 
 class Disk:
@@ -22,7 +23,7 @@ class Disk:
         self.batches: list[list[str]] = []
 
     def submit_all(self, given: Sequence[Sequence[Any]]) -> list[Outcome]:
-        self.is_free.wait(5)
+        self.is_free.wait(PATIENCE_S)
         self.batches.append([item[1] for item in given])
         if "breaks" in self.batches[-1]:
             raise OSError("the disk is full")

@@ -27,6 +27,7 @@ from comfy_execution.worker import Worker
 from comfy_server import PromptServer
 from tests.comfy_server import trace_nodes
 from tests.comfy_server.conftest import Start
+from tests.support.waiting import PATIENCE_S
 
 Client = TestClient[Any, Any]
 REGISTRY = NodeRegistry(trace_nodes.NODES)
@@ -114,7 +115,7 @@ class Replay:
 
     async def settle(self) -> None:
         """Waits until as many frames have arrived on each socket as are expected so far."""
-        for _ in range(500):
+        for _ in range(int(PATIENCE_S / 0.01)):
             if all(
                 len(plain(self.received[name])) >= len(plain(frames))
                 for name, frames in self.expected.items()
