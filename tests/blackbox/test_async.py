@@ -18,16 +18,18 @@ def test_an_async_node_gives_its_value(client: Client) -> None:
     assert client.run(g).shown(shown) == [value]
 
 
-def test_naps_overlap(client: Client, stopwatch: Callable[[], float]) -> None:
-    g = graph()
-    naps = [g.node("TrialNap", value=fresh(), seconds=NAP_S) for _ in range(8)]
-    links = {f"n{i}": nap.out(0) for i, nap in enumerate(naps)}
-    shown = g.node("TrialShow", value=g.node("TrialSum", **links).out(0))
-    done = client.run(g)
-    assert done.shown(shown) == [sum(nap.get_input("value") for nap in naps)]
-    assert stopwatch() < 8 * NAP_S * 0.8
-    started = [done.ran.index(nap.id) for nap in naps]
-    assert max(started) < done.ran.index(shown.id)
+def test_naps_overlap(client: Client, within: Callable[..., None]) -> None:
+    def run() -> None:
+        g = graph()
+        naps = [g.node("TrialNap", value=fresh(), seconds=NAP_S) for _ in range(8)]
+        links = {f"n{i}": nap.out(0) for i, nap in enumerate(naps)}
+        shown = g.node("TrialShow", value=g.node("TrialSum", **links).out(0))
+        done = client.run(g)
+        assert done.shown(shown) == [sum(nap.get_input("value") for nap in naps)]
+        started = [done.ran.index(nap.id) for nap in naps]
+        assert max(started) < done.ran.index(shown.id)
+
+    within(8 * NAP_S * 0.8, run, slack=0)
 
 
 def test_naps_that_wait_for_each_other_do_not(client: Client) -> None:
@@ -53,14 +55,16 @@ def test_others_run_while_one_naps(client: Client) -> None:
     assert executed == [quick.id, slow.id]
 
 
-def test_items_of_a_list_nap_side_by_side(client: Client, stopwatch: Callable[[], float]) -> None:
-    g = graph()
-    numbers = g.node("TrialAdd", a=g.node("TrialRange", count=8).out(0), b=fresh())
-    shown = g.node(
-        "TrialShow", value=g.node("TrialNap", value=numbers.out(0), seconds=NAP_S).out(0)
-    )
-    assert len(client.run(g).shown(shown)) == 8
-    assert stopwatch() < 8 * NAP_S * 0.8
+def test_items_of_a_list_nap_side_by_side(client: Client, within: Callable[..., None]) -> None:
+    def run() -> None:
+        g = graph()
+        numbers = g.node("TrialAdd", a=g.node("TrialRange", count=8).out(0), b=fresh())
+        shown = g.node(
+            "TrialShow", value=g.node("TrialNap", value=numbers.out(0), seconds=NAP_S).out(0)
+        )
+        assert len(client.run(g).shown(shown)) == 8
+
+    within(8 * NAP_S * 0.8, run, slack=0)
 
 
 def test_results_keep_the_order_of_the_list_whoever_wakes_first(client: Client) -> None:
@@ -72,12 +76,14 @@ def test_results_keep_the_order_of_the_list_whoever_wakes_first(client: Client) 
     assert client.run(g).shown(shown) == [8, 6, 4, 2, 0]
 
 
-def test_naps_of_an_expansion_overlap(client: Client, stopwatch: Callable[[], float]) -> None:
-    g = graph()
-    seconds = NAP_S + fresh() * 1e-6
-    shown = g.node("TrialShow", value=g.node("TrialNapGroup", value=8, seconds=seconds).out(0))
-    assert client.run(g).shown(shown) == [28]
-    assert stopwatch() < 8 * NAP_S * 0.8
+def test_naps_of_an_expansion_overlap(client: Client, within: Callable[..., None]) -> None:
+    def run() -> None:
+        g = graph()
+        seconds = NAP_S + fresh() * 1e-6
+        shown = g.node("TrialShow", value=g.node("TrialNapGroup", value=8, seconds=seconds).out(0))
+        assert client.run(g).shown(shown) == [28]
+
+    within(8 * NAP_S * 0.8, run, slack=0)
 
 
 def test_an_async_node_may_expand(client: Client) -> None:
@@ -140,15 +146,17 @@ def test_an_async_failure_names_its_node_and_the_server_lives(client: Client) ->
 
 
 def test_a_plain_failure_ends_the_naps_beside_it(
-    client: Client, stopwatch: Callable[[], float]
+    client: Client, within: Callable[..., None]
 ) -> None:
-    g = graph()
-    nap = g.node("TrialNap", value=fresh(), seconds=30)
-    g.node("TrialShow", value=nap.out(0))
-    failing = g.node("TrialRaise", value=1, kind="ValueError")
-    g.node("TrialShow", value=failing.out(0))
-    assert client.run(g).error["node_id"] == failing.id
-    assert stopwatch() < 20
+    def run() -> None:
+        g = graph()
+        nap = g.node("TrialNap", value=fresh(), seconds=30)
+        g.node("TrialShow", value=nap.out(0))
+        failing = g.node("TrialRaise", value=1, kind="ValueError")
+        g.node("TrialShow", value=failing.out(0))
+        assert client.run(g).error["node_id"] == failing.id
+
+    within(20, run, slack=0)
 
 
 def test_the_first_of_several_failures_is_reported_once(client: Client) -> None:
