@@ -38,6 +38,7 @@ from comfy.text_encoders import (
     pile_t5,
     qwen,
     qwen3_vl,
+    qwen35,
     t5_alone,
     tekken,
     umt5,
@@ -105,7 +106,7 @@ def load_clip(
                 cannot_run(unsupported) if unsupported else found,
                 "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or bigG), T5-XXL, UMT5-XXL, "
                 "UMT5-base, mT5-XL, the BERT of Hunyuan-DiT, Qwen 2.5 7B, Qwen 3 4B, Qwen 3 VL, "
-                "Llama 3, "
+                "Qwen 3.5, Llama 3, "
                 "Mistral Small 3, Gemma 2 2B, Gemma 3 4B or 12B, Jina CLIP v2, "
                 "or (beside Gemma 3 12B) a checkpoint of LTX-2 with the connectors of its text",
             )
@@ -206,7 +207,7 @@ def detect_encoder(state_dict: Mapping[str, Tensor]) -> str | None:
 
 
 def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
-    """Gemma, Llama, Mistral, Qwen 2.5, 3 or 3 VL, told apart by norms, biases and widths."""
+    """Gemma, Llama, Mistral, Qwen 2.5, 3, 3 VL or 3.5, told apart by norms, biases and widths."""
     norm = state_dict.get("model.layers.0.post_attention_layernorm.weight")
     has_head_norms = "model.layers.0.self_attn.q_norm.weight" in state_dict
     if "model.layers.0.post_feedforward_layernorm.weight" in state_dict:
@@ -215,6 +216,8 @@ def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
         return lumina2.GEMMA3_4B if has_head_norms else lumina2.GEMMA2_2B
     if norm is None or EXPERTS in state_dict:
         return None
+    if qwen35.MARK in state_dict:
+        return qwen35.NAME
     is_narrow = norm.shape[0] == ovis.WIDTH
     if has_head_norms:
         if qwen3_vl.MARK in state_dict:

@@ -135,10 +135,13 @@ def sampling_options(mode: dict[str, Any]) -> dict[str, Any]:
     return {"do_sample": True, **{k: v for k, v in mode.items() if k != "sampling_mode"}}
 
 
-def parted(text: str, prompt: str) -> tuple[str, str]:
-    """Answer and thoughts; these stand first, in a block that the prompt may have opened."""
+def parted(text: str, prompt: str, thinks: bool = False) -> tuple[str, str]:
+    """Answer and thoughts; these stand first, in a block that the prompt, or the conversation of a
+    model that was let think, may have opened.
+    """
     opened = text.lstrip().startswith(THOUGHT)
-    if not opened and not prompt.rstrip().endswith(THOUGHT):
+    was_open = prompt.rstrip().endswith(THOUGHT) or (thinks and THOUGHT_END in text)
+    if not opened and not was_open:
         return text, ""
     inside = text.lstrip().removeprefix(THOUGHT) if opened else text
     thoughts, _, answer = inside.partition(THOUGHT_END)
@@ -175,7 +178,8 @@ def answered(clip: Any, prompt: str, is_whole: bool, length: int, mode: Any, **a
     """
     tokens = clip.tokenize(prompt, skip_template=is_whole, **asked)
     ids = clip.generate(tokens, max_length=length, **sampling_options(mode))
-    return parted(clip.decode(ids), prompt if is_whole else "")
+    thinks = bool(asked.get("thinking")) and not is_whole
+    return parted(clip.decode(ids), prompt if is_whole else "", thinks)
 
 
 class TextGenerate(io.ComfyNode):

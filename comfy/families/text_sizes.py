@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comfy.families.family import BrokenModelError
+from comfy.families.language_sizes import (
+    llm_config,
+    qwen3_vision_config,
+    qwen35_config,
+    shape_of,
+)
 from comfy.families.unet_layout import count_consecutive
 from comfy.ldm.clip.vision import SIGLIP_KIND
 from comfy.ldm.lightricks.connectors import ConnectorsConfig
@@ -27,18 +32,15 @@ LLM_ENCODERS = (
     "mistral3_24b",
     "llama",
     "qwen3_2b",
+    "qwen3_06b",
     "qwen3vl",
+    "qwen35",
     "gemma2_2b",
     "gemma3_4b",
     "gemma3_12b",
 )
-LLM_HEAD = 128  # channels of a head where no norm tells
-GEMMA_HEAD = 256  # likewise
 CONNECTOR_HEAD = 128  # channels of a head of the connectors of LTX-2, which have no gates
 VISION_HEAD = 80  # channels of a head of the picture tower of Qwen 2.5 VL
-DEEP = "deepstack_merger_list."  # what the picture tower of Qwen 3 VL has
-DEEP_LAYERS = {24: (5, 11, 17), 27: (8, 16, 24)}  # that it reads, by how many there are
-DEEP_HEADS = 16  # of every published one
 SIGLIP_HEAD = 72  # channels of a head of the picture tower of Gemma 3
 PATCHES = "embeddings.patch_embedding"
 T5_ATTENTION = "layer.0.SelfAttention"
@@ -81,12 +83,14 @@ def text_model_configs(
     for encoder in LLM_ENCODERS:
         prefix = f"{encoder}.transformer.model."
         if any(key.startswith(f"{prefix}layers.") for key in state_dict):
-            config = configs[f"{encoder}_model_config"] = _llm_config(state_dict, prefix)
+            is_delta = f"{prefix}layers.0.linear_attn.A_log" in state_dict
+            sizes_of = qwen35_config if is_delta else llm_config
+            config = configs[f"{encoder}_model_config"] = sizes_of(state_dict, prefix)
             visual = f"{encoder}.transformer.visual."
             if f"{visual}patch_embed.proj.weight" in state_dict:
-                is_deep = f"{visual}{DEEP}0.norm.weight" in state_dict
-                sizes_of = _deep_vision_config if is_deep else _vision_config
-                config["vision_config"] = sizes_of(state_dict, visual)
+                is_newer = f"{visual}pos_embed.weight" in state_dict
+                tower_of = qwen3_vision_config if is_newer else _vision_config
+                config["vision_config"] = tower_of(state_dict, visual)
             siglip = f"{encoder}.transformer.vision_model."
             if f"{siglip}{PATCHES}.weight" in state_dict:
                 config["vision_config"] = _siglip_config(state_dict, siglip)
@@ -104,70 +108,25 @@ def llm_dtype(state_dict: Mapping[str, Tensor] | None) -> torch.dtype | None:
     return next((v.dtype for key, v in (state_dict or {}).items() if key.endswith(ending)), None)
 
 
-def _llm_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
-    vocabulary, width = _shape(state_dict, f"{prefix}embed_tokens.weight")
-    layer = f"{prefix}layers.0."
-    norm = state_dict.get(f"{layer}self_attn.q_norm.weight")
-    is_gemma = f"{layer}pre_feedforward_layernorm.weight" in state_dict
-    usual = GEMMA_HEAD if is_gemma else LLM_HEAD
-    head = usual if norm is None else norm.shape[0]
-    return {
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "intermediate_size": _shape(state_dict, f"{layer}mlp.gate_proj.weight")[0],
-        "num_hidden_layers": count_consecutive(state_dict, f"{prefix}layers."),
-        "num_attention_heads": _shape(state_dict, f"{layer}self_attn.q_proj.weight")[0] // head,
-        "num_key_value_heads": _shape(state_dict, f"{layer}self_attn.k_proj.weight")[0] // head,
-        "head_dim": head,
-        "final_norm": f"{prefix}norm.weight" in state_dict,
-        "lm_head": f"{prefix.removesuffix('model.')}lm_head.weight" in state_dict,
-    }
-
-
 def _vision_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
     width = state_dict[f"{prefix}patch_embed.proj.weight"].shape[0]
     return {
         "hidden_size": width,
-        "intermediate_size": _shape(state_dict, f"{prefix}blocks.0.mlp.gate_proj.weight")[0],
+        "intermediate_size": shape_of(state_dict, f"{prefix}blocks.0.mlp.gate_proj.weight")[0],
         "depth": count_consecutive(state_dict, f"{prefix}blocks."),
         "num_heads": max(1, width // VISION_HEAD),
-        "out_hidden_size": _shape(state_dict, f"{prefix}merger.mlp.2.weight")[0],
-    }
-
-
-def _deep_vision_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
-    """The picture tower of Qwen 3 VL."""
-    key = f"{prefix}patch_embed.proj.weight"
-    width, channels, frames, patch, _ = state_dict[key].shape
-    depth = count_consecutive(state_dict, f"{prefix}blocks.")
-    if depth not in DEEP_LAYERS:
-        known = " and ".join(map(str, DEEP_LAYERS))
-        raise BrokenModelError(
-            f"the picture tower of Qwen 3 VL ({prefix}blocks) has {depth} layers; towers with "
-            f"{known} are known; fetch the file again"
-        )
-    return {
-        "hidden_size": width,
-        "intermediate_size": _shape(state_dict, f"{prefix}blocks.0.mlp.linear_fc1.weight")[0],
-        "depth": depth,
-        "num_heads": DEEP_HEADS,
-        "out_hidden_size": _shape(state_dict, f"{prefix}merger.linear_fc2.weight")[0],
-        "in_channels": channels,
-        "patch_size": patch,
-        "temporal_patch_size": frames,
-        "num_position_embeddings": _shape(state_dict, f"{prefix}pos_embed.weight")[0],
-        "deepstack_visual_indexes": DEEP_LAYERS[depth],
+        "out_hidden_size": shape_of(state_dict, f"{prefix}merger.mlp.2.weight")[0],
     }
 
 
 def _siglip_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
     """The picture tower of Gemma 3."""
     width, channels, patch, _ = state_dict[f"{prefix}{PATCHES}.weight"].shape
-    places, _ = _shape(state_dict, f"{prefix}embeddings.position_embedding.weight")
+    places, _ = shape_of(state_dict, f"{prefix}embeddings.position_embedding.weight")
     return {
         "model_type": SIGLIP_KIND,
         "hidden_size": width,
-        "intermediate_size": _shape(state_dict, f"{prefix}encoder.layers.0.mlp.fc1.weight")[0],
+        "intermediate_size": shape_of(state_dict, f"{prefix}encoder.layers.0.mlp.fc1.weight")[0],
         "num_hidden_layers": count_consecutive(state_dict, f"{prefix}encoder.layers."),
         "num_attention_heads": max(1, width // SIGLIP_HEAD),
         "num_channels": channels,
@@ -201,7 +160,7 @@ def _connector_config(
     told: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Sizes of one connector, and of the projection that it reads."""
-    width, states = _shape(state_dict, f"{prefix}text_embedding_projection.{projection}.weight")
+    width, states = shape_of(state_dict, f"{prefix}text_embedding_projection.{projection}.weight")
     root = f"{prefix}{side}_embeddings_connector."
     blocks = f"{root}transformer_1d_blocks."
     gates = state_dict.get(f"{blocks}0.attn1.to_gate_logits.weight")
@@ -212,7 +171,7 @@ def _connector_config(
         "width": width,
         "heads": heads if gates is None else gates.shape[0],
         "layers": count_consecutive(state_dict, blocks),
-        "registers": _shape(state_dict, f"{root}learnable_registers")[0],
+        "registers": shape_of(state_dict, f"{root}learnable_registers")[0],
         "rope_type": told.get("rope_type", "split"),
         "is_gated": gates is not None,
     }
@@ -225,13 +184,13 @@ def t5_dtype(state_dict: Mapping[str, Tensor] | None) -> torch.dtype | None:
 
 
 def _t5_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
-    vocabulary, width = _shape(state_dict, f"{prefix}shared.weight")
+    vocabulary, width = shape_of(state_dict, f"{prefix}shared.weight")
     block = f"{prefix}encoder.block.0."
-    inner, _ = _shape(state_dict, f"{block}{T5_ATTENTION}.q.weight")
-    _, heads = _shape(state_dict, f"{block}{T5_ATTENTION}.relative_attention_bias.weight")
+    inner, _ = shape_of(state_dict, f"{block}{T5_ATTENTION}.q.weight")
+    _, heads = shape_of(state_dict, f"{block}{T5_ATTENTION}.relative_attention_bias.weight")
     gated = f"{block}layer.1.DenseReluDense.wi_1.weight" in state_dict
     first = "wi_0" if gated else "wi"
-    hidden, _ = _shape(state_dict, f"{block}layer.1.DenseReluDense.{first}.weight")
+    hidden, _ = shape_of(state_dict, f"{block}layer.1.DenseReluDense.{first}.weight")
     return {
         "d_model": width,
         "d_kv": inner // heads,
@@ -258,9 +217,9 @@ def token_lengths(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 def _config(
     state_dict: Mapping[str, Tensor], prefix: str, hints: Mapping[str, int]
 ) -> dict[str, Any]:
-    vocabulary, width = _shape(state_dict, f"{prefix}embeddings.token_embedding.weight")
-    positions, _ = _shape(state_dict, f"{prefix}embeddings.position_embedding.weight")
-    inner, _ = _shape(state_dict, f"{prefix}encoder.layers.0.mlp.fc1.weight")
+    vocabulary, width = shape_of(state_dict, f"{prefix}embeddings.token_embedding.weight")
+    positions, _ = shape_of(state_dict, f"{prefix}embeddings.position_embedding.weight")
+    inner, _ = shape_of(state_dict, f"{prefix}encoder.layers.0.mlp.fc1.weight")
     return {
         "hidden_size": width,
         "intermediate_size": inner,
@@ -274,9 +233,9 @@ def _config(
 def _bert_config(
     state_dict: Mapping[str, Tensor], prefix: str, hints: Mapping[str, int]
 ) -> dict[str, Any]:
-    vocabulary, width = _shape(state_dict, f"{prefix}embeddings.word_embeddings.weight")
-    positions, _ = _shape(state_dict, f"{prefix}embeddings.position_embeddings.weight")
-    inner, _ = _shape(state_dict, f"{prefix}encoder.layer.0.intermediate.dense.weight")
+    vocabulary, width = shape_of(state_dict, f"{prefix}embeddings.word_embeddings.weight")
+    positions, _ = shape_of(state_dict, f"{prefix}embeddings.position_embeddings.weight")
+    inner, _ = shape_of(state_dict, f"{prefix}encoder.layer.0.intermediate.dense.weight")
     return {
         "hidden_size": width,
         "intermediate_size": inner,
@@ -288,9 +247,9 @@ def _bert_config(
 
 
 def _jina_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
-    vocabulary, width = _shape(state_dict, f"{prefix}embeddings.word_embeddings.weight")
-    kinds, _ = _shape(state_dict, f"{prefix}embeddings.token_type_embeddings.weight")
-    inner, _ = _shape(state_dict, f"{prefix}encoder.layers.0.mlp.fc1.weight")
+    vocabulary, width = shape_of(state_dict, f"{prefix}embeddings.word_embeddings.weight")
+    kinds, _ = shape_of(state_dict, f"{prefix}embeddings.token_type_embeddings.weight")
+    inner, _ = shape_of(state_dict, f"{prefix}encoder.layers.0.mlp.fc1.weight")
     return {
         "hidden_size": width,
         "intermediate_size": inner,
@@ -299,10 +258,3 @@ def _jina_config(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any
         "type_vocab_size": kinds,
         "vocab_size": vocabulary,
     }
-
-
-def _shape(state_dict: Mapping[str, Tensor], key: str) -> tuple[int, int]:
-    if key not in state_dict:
-        raise BrokenModelError(f"the text encoder lacks {key}; fetch the file again")
-    rows, columns = state_dict[key].shape
-    return rows, columns

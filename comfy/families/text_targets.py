@@ -24,6 +24,7 @@ from comfy.text_encoders import (
     pile_t5,
     qwen,
     qwen3_vl,
+    qwen35,
     t5_alone,
     umt5,
 )
@@ -117,6 +118,7 @@ ALONE: dict[str, Target] = {
     ),
     QWEN25_3B: lambda kept: ClipTarget(Omnigen2Tokenizer, omnigen2_clip(kept)),
     qwen3_vl.NAME: lambda kept: ClipTarget(qwen3_vl.Qwen3VLTokenizer, qwen3_vl.te(kept)),
+    qwen35.NAME: lambda kept: ClipTarget(qwen35.Qwen35Tokenizer, qwen35.te(kept)),
     ovis.NAME: lambda kept: ClipTarget(ovis.OvisTokenizer, ovis.te(kept)),
     lumina2.GEMMA2_2B: lambda kept: ClipTarget(lumina2.LuminaTokenizer, lumina2.te(kept)),
     lumina2.GEMMA3_4B: lambda kept: ClipTarget(

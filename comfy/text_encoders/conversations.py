@@ -31,6 +31,7 @@ class Conversation:
         usual_system: Instructions that stand there when a person gives none; "" for none.
         system_is_in_turn: Whether the instructions are a part of the question.
         unthinking: What opens an answer without thoughts before it.
+        thinking: What opens one with thoughts; "" where the model opens them.
         picture: How a picture is put before the question; None if the model sees none.
         picture_mark: The token in its place.
         start: The token at the beginning of every text.
@@ -43,6 +44,7 @@ class Conversation:
     usual_system: str = ""
     system_is_in_turn: bool = False
     unthinking: str = ""
+    thinking: str = ""
     picture: str | None = None
     picture_mark: str = ""
     start: str = ""
@@ -61,7 +63,7 @@ class Conversation:
                 text,
                 self.user[1],
                 self.answer,
-                "" if thinking else self.unthinking,
+                self.thinking if thinking else self.unthinking,
             )
         )
 
@@ -80,6 +82,9 @@ _QWEN_PICTURES: dict[str, Any] = {
 QWEN25_VL = Conversation(**_QWEN, **_QWEN_PICTURES, usual_system="You are a helpful assistant.")
 QWEN3_VL = Conversation(**_QWEN, **_QWEN_PICTURES)
 QWEN3 = Conversation(**_QWEN, unthinking="<think>\n\n</think>\n\n")
+QWEN35 = Conversation(
+    **_QWEN, **_QWEN_PICTURES, unthinking="<think>\n\n</think>\n\n", thinking="<think>\n"
+)
 _GEMMA: dict[str, Any] = {
     "system": ("", "\n\n"),
     "user": ("<start_of_turn>user\n", "<end_of_turn>\n"),
@@ -143,7 +148,7 @@ def question_tokens(pieces: Any, conversation: Conversation, question: Question)
     if count and conversation.picture is None:
         raise ValueError(
             "image: this text encoder sees no pictures; leave image unconnected, or choose a file "
-            "with a picture tower (Qwen 2.5 VL, Qwen 3 VL, Gemma 3)"
+            "with a picture tower (Qwen 2.5 VL, Qwen 3 VL, Qwen 3.5, Gemma 3)"
         )
     if question.is_whole:
         text = text.removeprefix(conversation.start)  # the word pieces put it there themselves

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from comfy import interrupt, progress
 from comfy.devices import accelerators, precision
-from comfy.ldm.llm.cache import KeyValueCache, cache_bytes
+from comfy.ldm.llm.cache import cache_bytes
 from comfy.ldm.llm.model import DecoderLLM
 from comfy.text_encoders.encoder import SDClipModel
 from comfy.text_encoders.token_embedding import SpecialTokens, embed_tokens
 
 CAN_WRITE = (
-    "a file of Qwen 2.5 or 2.5 VL, Qwen 3 or 3 VL, Gemma 2 or 3, Llama 3 or Mistral Small 3 with "
-    "all its layers"
+    "a file of Qwen 2.5 or 2.5 VL, Qwen 3, 3 VL or 3.5, Gemma 2 or 3, Llama 3 or Mistral Small 3 "
+    "with all its layers"
 )
 ROWS_AT_ONCE = 4  # of feed-forward width, that live at once for each token that is read
 
@@ -148,10 +148,13 @@ def memory_needed(encoder: SDClipModel, tokens: int, max_length: int, device: to
     """Bytes beside the weights for reading so many tokens and writing so many."""
     network: DecoderLLM = encoder.transformer
     config, dtype = network.config, computing_dtype(network, device)
+    fixed = len(config.delta_layers)
     kept = cache_bytes(
-        config.num_hidden_layers, config.num_key_value_heads, config.head_dim,
+        config.num_hidden_layers - fixed, config.num_key_value_heads, config.head_dim,
         tokens + max_length, dtype.itemsize,
     )  # fmt: skip
+    if config.delta is not None:
+        kept += fixed * config.delta.state_bytes() + tokens * config.delta.reading_bytes()
     reading = tokens * (ROWS_AT_ONCE * config.intermediate_size + 2 * tokens) * dtype.itemsize
     head: Any = network.lm_head or network.model.embed_tokens
     is_cast = head.weight.dtype != dtype  # or unpacked, with every word
@@ -184,7 +187,7 @@ def write(
         getattr(network, "preprocess_embed", None),
     )  # fmt: skip
     length = text.embeds.shape[1]
-    cache = KeyValueCache(network.num_layers, length + max_length)
+    cache = network.model.new_cache(length + max_length)
     places = network.places(text.info, length)
     blocks, deep = network.blocks(text.info), network.deep_rows(text.info)
     states = network.model.extend(text.embeds.to(dtype), cache, places, blocks, deep)

@@ -60,7 +60,14 @@ QWEN25_CONFIG: dict[str, Any] = {
 
 
 class QwenPieces:
-    """Called with text, it gives ids; nothing is added to the text."""
+    """Called with text, it gives ids; nothing is added to the text.
+
+    Attributes:
+        name, wanted: That of the model and what is needed, for messages.
+    """
+
+    name: ClassVar[str] = "Qwen"
+    wanted: ClassVar[str] = WANTED
 
     def __init__(self, pieces: Tokenizer) -> None:
         self.pieces = pieces
@@ -73,7 +80,7 @@ class QwenPieces:
             FileNotFoundError: There is none; the text says what is needed.
             ValueError: The file is no tokenizer.
         """
-        return cls(read_pieces(source, "Qwen", WANTED))
+        return cls(read_pieces(source, cls.name, cls.wanted))
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         """``{"input_ids": [...]}``."""
@@ -106,6 +113,8 @@ class QwenTokenizer(SDTokenizer):
     """Qwen's tokens in one chunk of any length."""
 
     conversation = conversations.QWEN3
+    pieces_class: ClassVar[type[QwenPieces]] = QwenPieces
+    pad: ClassVar[int] = PAD
 
     def __init__(
         self,
@@ -121,12 +130,12 @@ class QwenTokenizer(SDTokenizer):
             embedding_directory=embedding_directory,
             embedding_size=embedding_size,
             embedding_key=embedding_key,
-            tokenizer_class=QwenPieces,
+            tokenizer_class=self.pieces_class,
             has_start_token=False,
             has_end_token=False,
             pad_to_max_length=False,
             min_length=1,
-            pad_token=PAD,
+            pad_token=self.pad,
             tokenizer_data=tokenizer_data,
         )
 

@@ -18,6 +18,7 @@ from comfy.text_encoders import (
     pile_t5,
     qwen,
     qwen3_vl,
+    qwen35,
     tekken,
     umt5,
 )
@@ -36,6 +37,7 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     omnigen2.NAME: qwen.find_qwen_pieces,
     ovis.NAME: qwen.find_qwen_pieces,
     qwen3_vl.NAME: qwen.find_qwen_pieces,
+    qwen35.NAME: qwen35.find_pieces,
     mistral.NAME: tekken.find_tekken_pieces,
     hunyuan_video.NAME: hunyuan_video.find_llama_pieces,
     lumina2.GEMMA2_2B: lumina2.find_gemma_pieces,

@@ -92,6 +92,12 @@ def test_thoughts_are_told_apart(text: str, prompt: str, expected: tuple[str, st
     assert parted(text, prompt) == expected
 
 
+def test_thoughts_that_the_conversation_opened_are_told_apart() -> None:
+    writer, mode = Writer("Hm.\n</think>\n\nYes"), {"sampling_mode": "off"}
+    assert TextGenerate.execute(writer, "Why?", 5, mode, thinking=True).args == ("Yes", "Hm.")
+    assert TextGenerate.execute(writer, "Why?", 5, mode).args == (writer.answer, "")
+
+
 def test_a_prompt_in_a_template_opens_no_thoughts() -> None:
     mode = {"sampling_mode": "off"}
     asked = ("Hm. </think> Yes", "Write <think>", 5, mode)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,20 +45,49 @@ class LayerCache:
         return grown
 
 
+@dataclass
+class DeltaCache:
+    """What one layer with a memory of fixed size keeps; see `comfy.ldm.llm.delta`.
+
+    Attributes:
+        state: Matrices ``[B, heads, K, V]``, None before the first token.
+        length: How many tokens were read.
+    """
+
+    state: Tensor | None = None
+    length: int = 0
+    _latest: Tensor | None = field(default=None, repr=False)
+
+    def window(self, channels: Tensor, kernel: int) -> Tensor:
+        """Channels ``[B, C, kernel - 1 + L]`` of tokens ``[B, C, L]`` and of those before them that
+        a convolution sees, zeros where there were none.
+        """
+        self.length += channels.shape[2]
+        latest = self._latest
+        if latest is None:
+            latest = channels.new_zeros(*channels.shape[:2], kernel - 1)
+        whole = torch.cat([latest, channels], dim=2)
+        self._latest = whole[:, :, whole.shape[2] - kernel + 1 :].clone()
+        return whole
+
+
 class KeyValueCache:
     """What all layers keep of one text.
 
     Args:
         layers: How many layers.
         most: How many tokens there will be at most.
+        fixed: Numbers of the layers whose memory has a fixed size.
 
     Attributes:
         layers: Of each layer.
         next_place: Place of the next token; with pictures in a text it is not the number of tokens.
     """
 
-    def __init__(self, layers: int, most: int) -> None:
-        self.layers = [LayerCache(most) for _ in range(layers)]
+    def __init__(self, layers: int, most: int, fixed: Collection[int] = ()) -> None:
+        self.layers: list[Any] = [
+            DeltaCache() if number in fixed else LayerCache(most) for number in range(layers)
+        ]
         self.next_place = 0
 
     @property

@@ -23,7 +23,7 @@ def rotations(
         is_near: Whether they are for layers that see near tokens only.
     """
     theta, scale = config.waves(is_near)
-    powers = torch.arange(0, config.head_dim, 2, device=places.device).float() / config.head_dim
+    powers = torch.arange(0, config.turned, 2, device=places.device).float() / config.turned
     angles = places.float()[..., None] * (1.0 / theta**powers / scale)
     if angles.ndim == 3:
         axes = _axes(config).to(angles.device)
@@ -44,7 +44,12 @@ def _axes(config: LLMConfig) -> Tensor:
 
 
 def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn ``x [B, heads, L, D]``: its first half with its second."""
+    """Turn ``x [B, heads, L, D]``: its first half with its second; channels for which there are no
+    angles stay.
+    """
+    width = turn[0].shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat([rotate(x[..., :width], turn), x[..., width:]], dim=-1)
     first, second = x.chunk(2, dim=-1)
     return x * turn[0] + torch.cat([-second, first], dim=-1) * turn[1]
 

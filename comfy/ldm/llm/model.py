@@ -10,7 +10,6 @@ https://arxiv.org/abs/2503.19786.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +18,10 @@ from torch.nn import functional
 
 from comfy import ops
 from comfy.ldm.common_dit import rms_norm
-from comfy.ldm.llm.cache import KeyValueCache, LayerCache
+from comfy.ldm.llm.cache import DeltaCache, KeyValueCache, LayerCache
 from comfy.ldm.llm.config import LLMConfig as LLMConfig
+from comfy.ldm.llm.deepstack import DeepRows, with_deep
+from comfy.ldm.llm.delta import DeltaSizes, GatedDelta
 from comfy.ldm.llm.looks import mask_behind, mask_of, rotate, rotations
 from comfy.nn import attention
 from comfy.ops.cast import cast_bias_weight, uncast_bias_weight
@@ -43,7 +44,7 @@ class RMSNorm(nn.Module):
 
 def norm_of(dim: int, config: LLMConfig, **place: Any) -> RMSNorm:
     """A norm as a model has it."""
-    return RMSNorm(dim, config.rms_norm_eps, config.is_gemma, **place)
+    return RMSNorm(dim, config.rms_norm_eps, config.counts_norms_from_one, **place)
 
 
 class Attention(nn.Module):
@@ -54,7 +55,9 @@ class Attention(nn.Module):
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.score_cap = config.score_cap
         width, inner = config.hidden_size, config.head_dim
-        for name, heads in (("q", self.heads), ("k", self.groups), ("v", self.groups)):
+        self.is_gated = config.is_gated
+        asked = self.heads * (2 if self.is_gated else 1)
+        for name, heads in (("q", asked), ("k", self.groups), ("v", self.groups)):
             layer = operations.Linear(width, heads * inner, bias=config.qkv_bias, **place)
             setattr(self, f"{name}_proj", layer)
         self.o_proj = operations.Linear(self.heads * inner, width, bias=False, **place)
@@ -75,16 +78,20 @@ class Attention(nn.Module):
         turn: tuple[Tensor, Tensor],
         cache: LayerCache | None = None,
     ) -> Tensor:
-        q = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q, gate = self.q_proj(x).unflatten(-1, (self.heads, -1)), None
+        if self.is_gated:
+            q, gate = q.chunk(2, dim=-1)
+        q = q.transpose(1, 2)
         k = self.k_proj(x).unflatten(-1, (self.groups, -1)).transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.groups, -1)).transpose(1, 2)
         q, k = rotate(self.q_norm(q), turn), rotate(self.k_norm(k), turn)
         if cache is not None:
-            return self.o_proj(self._seen(q, *cache.extend(k, v), mask))
-        shared = self.heads // self.groups
-        k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
-        out = attention.optimized_attention(q, k, v, self.heads, mask=mask, skip_reshape=True)
-        return self.o_proj(out)
+            out = self._seen(q, *cache.extend(k, v), mask)
+        else:
+            shared = self.heads // self.groups
+            k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+            out = attention.optimized_attention(q, k, v, self.heads, mask=mask, skip_reshape=True)
+        return self.o_proj(out if gate is None else out * gate.flatten(2).sigmoid())
 
     def _seen(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """What tokens ``[B, heads, L, D]`` see of all until them ``[B, groups, M, D]``."""
@@ -170,27 +177,27 @@ class GemmaLayer(Layer):
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 
-@dataclass(frozen=True)
-class DeepRows:
-    """What is added to states of some tokens behind the first layers.
+class DeltaLayer(nn.Module):
+    """Attention by the gated delta rule, and feed-forward, like `Layer`."""
 
-    Attributes:
-        start: The first of the tokens.
-        rows: ``[n, D]`` for each of the layers.
-    """
+    def __init__(self, config: LLMConfig, operations: Any, **place: Any) -> None:
+        super().__init__()
+        width, sizes = config.hidden_size, config.delta or DeltaSizes()
+        self.linear_attn = GatedDelta(width, sizes, config.rms_norm_eps, operations, **place)
+        self.mlp = MLP(config, operations, **place)
+        self.input_layernorm = norm_of(width, config, **place)
+        self.post_attention_layernorm = norm_of(width, config, **place)
 
-    start: int
-    rows: Sequence[Tensor]
-
-
-def _with_deep(x: Tensor, layer: int, deep: Sequence[DeepRows]) -> Tensor:
-    """States ``[B, L, D]`` behind a layer with what is added to those of the first text."""
-    for one in deep:
-        if layer < len(one.rows):
-            rows = one.rows[layer].to(x)
-            x = x.clone()  # states of layers may be kept
-            x[0, one.start : one.start + len(rows)] += rows
-    return x
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        turn: tuple[Tensor, Tensor],
+        cache: DeltaCache | None = None,
+    ) -> Tensor:
+        del mask, turn  # it only knows what came before
+        x = x + self.linear_attn(self.input_layernorm(x), cache)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Decoder(nn.Module):
@@ -200,10 +207,12 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = operations.Embedding(config.vocab_size, config.hidden_size, **place)
-        kind = GemmaLayer if config.is_gemma else Layer
-        self.layers = nn.ModuleList(
-            kind(config, operations, **place) for _ in range(config.num_hidden_layers)
-        )
+        usual = GemmaLayer if config.is_gemma else Layer
+        kinds: list[type[nn.Module]] = [
+            DeltaLayer if number in config.delta_layers else usual
+            for number in range(config.num_hidden_layers)
+        ]
+        self.layers = nn.ModuleList(kind(config, operations, **place) for kind in kinds)
         self.norm: nn.Module = nn.Identity()
         if config.final_norm:
             self.norm = norm_of(config.hidden_size, config, **place)
@@ -240,7 +249,7 @@ class Decoder(nn.Module):
         for number, layer in enumerate(self.layers):
             if number in chosen:
                 stacked.append(x)
-            x = _with_deep(layer(x, *looks[self.config.window(number)]), number, deep)
+            x = with_deep(layer(x, *looks[self.config.window(number)]), number, deep)
             if number == after:
                 kept = x
         x = self.norm(x)
@@ -251,6 +260,10 @@ class Decoder(nn.Module):
         if kept is not None and norm_intermediate:
             kept = self.norm(kept)
         return x, kept
+
+    def new_cache(self, most: int) -> KeyValueCache:
+        """What layers keep of a text of so many tokens at most, before the first."""
+        return KeyValueCache(len(self.layers), most, self.config.delta_layers)
 
     def extend(
         self,
@@ -279,7 +292,7 @@ class Decoder(nn.Module):
         }
         for number, layer in enumerate(self.layers):
             seen = layer(x, *looks[self.config.window(number)], cache.layers[number])
-            x = _with_deep(seen, number, deep)
+            x = with_deep(seen, number, deep)
         cache.next_place = int(places.max()) + 1
         return self.norm(x)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from comfy import ops
-from comfy.ldm.llm.model import DeepRows
+from comfy.ldm.llm.deepstack import DeepRows
 from comfy.ldm.llm.qwen3_vision import Qwen3Vision, Qwen3VisionConfig
 from comfy.ldm.llm.qwen_vl import IMAGE, Look, QwenVL
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ from torch import Tensor
 
 from comfy import interrupt, progress, text_loading
 from comfy.devices import accelerators, memory, residency
+from comfy.ldm.llm.delta import DeltaSizes
 from comfy.ldm.llm.qwen3_vl import Qwen3VL
+from comfy.ldm.llm.qwen35 import Qwen35
 from comfy.ldm.llm.qwen_vl import QwenVL
 from comfy.ops import manual_cast
-from comfy.text_encoders import conversations, generation
+from comfy.text_encoders import conversations, generation, qwen35
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.generation import Choice, next_word
 from tests.comfy.families.test_transformers import random_like
@@ -38,8 +42,13 @@ QWEN25 = {"qkv_bias": True, "qk_norm": False, "rope_dims": (16, 24, 24)}
 
 
 DEEP_TOWER = {
-    "hidden_size": 64, "intermediate_size": 24, "depth": 24, "num_heads": 16,
+    "hidden_size": 64, "intermediate_size": 24, "depth": 24, "num_heads": 1,
     "out_hidden_size": 128, "num_position_embeddings": 16,
+}  # fmt: skip
+DELTA = {
+    "num_hidden_layers": 4, "head_dim": 256, "delta": DeltaSizes(1, 2, 128, 16, 4),
+    "delta_layers": (0, 1, 2), "lm_head": True,
+    "vision_config": {**DEEP_TOWER, "depth": 2, "deepstack_visual_indexes": ()},
 }  # fmt: skip
 
 
@@ -76,6 +85,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(weights(QWEN25), made / "headless.safetensors")
     deep = weights({"lm_head": True, "vision_config": DEEP_TOWER}, Qwen3VL)
     save_file(deep, made / "qwen3vl.safetensors")
+    shutil.copy(made / "qwen_tokenizer.json", made / "qwen35_tokenizer.json")
+    delta = {published(key): value for key, value in weights(DELTA, Qwen35).items()}
+    save_file({**delta, "mtp.norm.weight": torch.ones(128)}, made / "qwen35.safetensors")
     save_file({published(key): value for key, value in deep.items()}, made / "hub.safetensors")
     cut = {key: value for key, value in weights({}).items() if key != "model.norm.weight"}
     save_file(cut, made / "cut.safetensors")
@@ -115,6 +127,8 @@ def test_a_question_stands_in_the_conversation_of_its_model() -> None:
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>{}<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+    assert conversations.QWEN35.around("Why?").endswith("assistant\n<think>\n\n</think>\n\n")
+    assert conversations.QWEN35.around("Why?", thinking=True).endswith("assistant\n<think>\n")
     assert conversations.GEMMA3.around("Why?", "Be kind.") == (
         "<start_of_turn>user\nBe kind.\n\nWhy?<end_of_turn>\n<start_of_turn>model\n"
     )
@@ -195,7 +209,7 @@ def test_qwen3_vl_sees_pictures_in_both_layouts_of_its_file(folder: Path, name: 
     clip = loaded(folder, name)
     encoder = clip.cond_stage_model.qwen3vl
     config = encoder.transformer.visual.config
-    assert (config.num_heads, config.deepstack_visual_indexes) == (16, (5, 11, 17))
+    assert (config.num_heads, config.deepstack_visual_indexes) == (1, (5, 11, 17))
     assert encoder.transformer.config.rope_theta == 5e6
     image = torch.ones(2, 256, 288, 3)
     answers = []
@@ -209,10 +223,53 @@ def test_qwen3_vl_sees_pictures_in_both_layouts_of_its_file(folder: Path, name: 
     assert seen.shape[1] == plain.shape[1] + 72 + 2  # its rows, and the marks around them
 
 
-def test_a_part_of_the_weights_of_a_model_that_sees_writes_the_same(folder: Path) -> None:
+def test_qwen35_writes_and_sees_from_its_file(folder: Path) -> None:
+    clip = loaded(folder, "qwen35")
+    network = clip.cond_stage_model.qwen35.transformer
+    config = network.config
+    assert (config.delta, config.delta_layers) == (DELTA["delta"], (0, 1, 2))
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (2, 1, 256)
+    answers = []
+    for shade in (0.0, 1.0):
+        tokens = clip.tokenize("What?", image=torch.full((1, 256, 256, 3), shade), thinking=False)
+        answers.append(clip.generate(tokens, max_length=8, do_sample=False))
+    assert answers[0] != answers[1]
+    assert said(clip, "a cat", seed=7) == said(clip, "a cat", seed=7)
+    (text,) = clip.tokenize("a cat", skip_template=True)["qwen35"]
+    ids = said(clip, "a cat", **GREEDY)
+    with torch.inference_mode():
+        states = network(torch.tensor([[token for token, _ in text] + ids]))[0]
+        again = network.scores(states[0, len(text) - 1 : -1]).argmax(-1)
+    assert again.tolist() == ids
+    assert clip.encode_from_tokens(clip.tokenize("a cat")).shape[-1] == 128
+
+
+def test_qwen35_takes_no_vocabulary_of_another_qwen(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "qwen35.safetensors", tmp_path)
+    shutil.copy(folder / "qwen_tokenizer.json", tmp_path / "tokenizer.json")
+    with pytest.raises(FileNotFoundError, match=r"Qwen 3\.5 were not found.*qwen35_tokenizer"):
+        loaded(tmp_path, "qwen35")
+    made = json.loads((folder / "qwen_tokenizer.json").read_text())
+    for number, token in enumerate(made["added_tokens"]):
+        token["id"] = 248044 + number
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    assert qwen35.find_pieces([str(tmp_path)]) == str(tmp_path / "tokenizer.json")
+
+
+def test_memory_of_fixed_size_is_counted_once(folder: Path) -> None:
+    encoder: Any = loaded(folder, "qwen35").cond_stage_model.qwen35
+    few, many = (generation.memory_needed(encoder, 5, length, CPU) for length in (100, 200))
+    one_layer_and_its_copy = 2 * 2 * 256 * 100 * 4
+    assert many - few == one_layer_and_its_copy
+
+
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen35"])
+def test_a_part_of_the_weights_of_a_model_that_sees_writes_the_same(
+    folder: Path, name: str
+) -> None:
     image = torch.rand(1, 256, 288, 3, generator=torch.Generator().manual_seed(1))
     with simulated_accelerator() as accelerator:
-        clip = loaded(folder, "qwen3vl")
+        clip = loaded(folder, name)
         tokens = clip.tokenize("What?", image=image, thinking=False)
         expected = clip.generate(tokens, max_length=6, do_sample=False)
         whole = torch.accelerator.max_memory_allocated(0)
@@ -237,7 +294,9 @@ def test_a_picture_tower_of_unknown_depth_and_experts_are_refused(
         loaded(tmp_path, "experts")
 
 
-@pytest.mark.parametrize(("name", "size"), [("qwen25", (56, 140)), ("qwen3vl", (256, 384))])
+@pytest.mark.parametrize(
+    ("name", "size"), [("qwen25", (56, 140)), ("qwen3vl", (256, 384)), ("qwen35", (256, 384))]
+)
 def test_words_behind_a_picture_have_its_places(
     folder: Path, name: str, size: tuple[int, int]
 ) -> None:
