@@ -16,6 +16,7 @@ than batches, is led past that.
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -48,13 +49,69 @@ def convolve(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
     return None
 
 
-def _is_tuned(x: Tensor, weight: Tensor) -> bool:
+def convolve_line_or_video(
+    layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor | None:
+    """A Conv1d's or Conv3d's result by the library that torch gives batches to, whatever the
+    number of items; None where torch's own serves as well.
+
+    torch itself looks at their number: it keeps single small items of every kernel, and fewer than
+    16 of kernels without columns and rows (on one thread), from the library.
+    """
+    if not (_is_tuned(x, weight, layer.dilation) and _is_for_library(layer, x)):
+        return None
+    if x.ndim == 3:  # a picture of one row
+        row = (0, *layer.padding), (1, *layer.stride), (1, *layer.dilation)
+        x, weight = x.unsqueeze(2).contiguous(), weight.unsqueeze(2).contiguous()
+        return torch.mkldnn_convolution(x, weight, bias, *row, layer.groups).squeeze(2)
+    innermost = any(_is_innermost(tensor) for tensor in (x, weight))
+    layout = torch.channels_last_3d if innermost else torch.contiguous_format
+    return torch.mkldnn_convolution(
+        x.contiguous(memory_format=layout), weight.contiguous(memory_format=layout), bias,
+        layer.padding, layer.stride, layer.dilation, layer.groups,
+    )  # fmt: skip
+
+
+def _is_innermost(x: Tensor) -> bool:
+    return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def _is_for_library(layer: Any, x: Tensor) -> bool:
+    """Whether the library computes this convolution of x, which has cells, and gives a result."""
     return (
-        x.ndim == 4
+        x.numel() > 0
+        and x.shape[1] == layer.in_channels
+        and layer.padding_mode == "zeros"
+        and isinstance(layer.padding, tuple)
+        and all(
+            side + 2 * pad >= dilation * (wide - 1) + 1
+            for side, pad, dilation, wide in zip(
+                x.shape[2:], layer.padding, layer.dilation, layer.kernel_size, strict=True
+            )
+        )
+        and not compiling()
+        and torch.backends.mkldnn.is_available()
+        and bool(torch.backends.mkldnn.enabled)
+    )
+
+
+def _is_tuned(x: Tensor, weight: Tensor, axes: Sized = (1, 1)) -> bool:
+    return (
+        x.ndim == len(axes) + 2
         and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and precision.tunes_cpu()
     )
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """The input ``x [B, L, C]`` of a linear layer, laid out as it reads.
+
+    A transposed view (a latent whose cells become tokens) torch multiplies item by item if there
+    are several, and at once if there is one, which rounds otherwise.
+    """
+    usual = x.ndim < 3 or x.is_contiguous() or x.device.type != "cpu" or compiling()
+    return x if usual or x.dtype != torch.float32 or not precision.tunes_cpu() else x.contiguous()
 
 
 def is_pointwise(layer: Any, x: Tensor) -> bool:

@@ -56,6 +56,9 @@ class disable_weight_init:
     class Linear(CastLayer, nn.Linear):
         """x W^T + b."""
 
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(convolution.in_rows(input))
+
         def forward_comfy_cast_weights(self, input: torch.Tensor) -> torch.Tensor:
             weight, bias, token = cast_bias_weight(self, input, offloadable=True)
             out = F.linear(input, weight, bias)
@@ -64,6 +67,10 @@ class disable_weight_init:
 
     class Conv1d(_Convolution, nn.Conv1d):
         """Convolution over [B, C, L]."""
+
+        def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            out = convolution.convolve_line_or_video(self, input, weight, bias)
+            return super()._conv_forward(input, weight, bias) if out is None else out
 
     class Conv2d(_Convolution, nn.Conv2d):
         """Convolution over [B, C, H, W]."""
@@ -74,6 +81,10 @@ class disable_weight_init:
 
     class Conv3d(_Convolution, nn.Conv3d):
         """Convolution over [B, C, T, H, W]."""
+
+        def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            out = convolution.convolve_line_or_video(self, input, weight, bias)
+            return super()._conv_forward(input, weight, bias) if out is None else out
 
     class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):
         """Transposed convolution over [B, C, L]."""

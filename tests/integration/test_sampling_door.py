@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from tests.integration.test_demo_picture import frames_of
+from tests.support.processor import has_equal_products
 from tests.support.prompts import demo_prompt
 from tests.support.server_process import ServerProcess, running_server
 
@@ -186,12 +187,6 @@ def test_a_restart_changes_no_bit(server: ServerProcess, tmp_path: Path) -> None
     with running_server(tmp_path, "--cpu") as other:
         for prompt in prompts:
             assert bits_of(other, prompt) == bits_of(server, prompt)
-
-
-def has_equal_products() -> bool:
-    """Whether products round alike in every batch: the math library's mode is Intel's."""
-    facts = Path("/proc/cpuinfo")
-    return facts.exists() and "GenuineIntel" in facts.read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(not has_equal_products(), reason="here a batch rounds by its size")

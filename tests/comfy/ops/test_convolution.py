@@ -14,6 +14,7 @@ from comfy import ops
 from comfy.devices.policies import MemoryPolicy, PrecisionPolicy
 from comfy.devices.runtime import build_runtime, install_runtime
 from comfy.ops import convolution
+from tests.support.processor import has_equal_products
 
 WIDE = 520
 """Channels of a kernel that is worth a product."""
@@ -153,3 +154,78 @@ def test_the_form_is_chosen_by_one_item() -> None:
         assert convolution.is_faster_as_product(layer, torch.empty(batch, 160, 4, 4), layer.weight)
         few = torch.empty(batch, 160, 5, 4)
         assert not convolution.is_faster_as_product(layer, few, layer.weight)
+
+
+@pytest.mark.skipif(not has_equal_products(), reason="here a batch rounds by its size")
+@pytest.mark.parametrize("kind", [ops.disable_weight_init, ops.manual_cast])
+@pytest.mark.parametrize("size", [(70, 128), (12, 16), (3, 5, 36)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_cells_seen_as_tokens_have_their_bits_alone_and_in_every_batch(
+    kind: Any, size: tuple[int, ...], bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    *places, channels = size
+    layer = kind.Linear(channels, 64, bias=bias)
+    for parameter in layer.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+    x = torch.randn(5, channels, *places, generator=generator).movedim(1, -1)
+    whole = layer(x)
+    for first, end in ((0, 1), (4, 5), (1, 3)):
+        item = x.movedim(-1, 1)[first:end].clone().movedim(1, -1)
+        assert torch.equal(layer(item), whole[first:end]), (first, end)
+    torch.testing.assert_close(whole, F.linear(x, layer.weight, layer.bias))
+
+
+LINES_AND_VIDEOS: dict[str, tuple[str, int, int, Any, dict[str, Any], tuple[int, ...]]] = {
+    "patches of a video": ("Conv3d", 16, 32, (1, 2, 2), {"stride": (1, 2, 2)}, (3, 8, 10)),
+    "moments": ("Conv3d", 64, 64, (3, 1, 1), {"padding": (1, 0, 0)}, (3, 8, 8)),
+    "a cube": ("Conv3d", 32, 32, 3, {"padding": 1, "bias": False}, (3, 9, 7)),
+    "cells": ("Conv3d", 16, 32, 1, {}, (3, 8, 8)),
+    "groups": ("Conv3d", 32, 32, 3, {"padding": 1, "groups": 4}, (3, 5, 5)),
+    "a line": ("Conv1d", 64, 64, 3, {"padding": 1}, (215,)),
+    "points of a line": ("Conv1d", 16, 32, 1, {}, (50,)),
+    "a line with gaps": ("Conv1d", 16, 16, 3, {"padding": 2, "dilation": 2}, (37,)),
+    "channels of a line": ("Conv1d", 16, 16, 3, {"padding": 1, "groups": 16}, (37,)),
+    "a line around": ("Conv1d", 8, 8, 3, {"padding": 1, "padding_mode": "circular"}, (9,)),
+}
+
+
+def line_or_video(case: str) -> tuple[Any, torch.Tensor]:
+    """The layer of a case, and sixteen items."""
+    kind, channels, out, kernel, options, size = LINES_AND_VIDEOS[case]
+    layer = getattr(ops.disable_weight_init, kind)(channels, out, kernel, **options)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in layer.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+    return layer.requires_grad_(False), torch.randn(16, channels, *size, generator=generator)
+
+
+@pytest.mark.skipif(not has_equal_products(), reason="here a batch rounds by its size")
+@pytest.mark.parametrize("case", [case for case in LINES_AND_VIDEOS if "around" not in case])
+def test_an_item_of_a_line_or_video_has_its_bits_alone_and_in_every_batch(case: str) -> None:
+    layer, x = line_or_video(case)
+    whole = layer(x)
+    for first, end in ((0, 1), (15, 16), (3, 5), (0, 15)):
+        assert torch.equal(layer(x[first:end].clone()), whole[first:end]), (first, end)
+
+
+@pytest.mark.parametrize("case", LINES_AND_VIDEOS)
+@pytest.mark.parametrize("innermost", [True, False])
+def test_a_line_or_video_gives_what_the_library_gives(case: str, innermost: bool) -> None:
+    layer, x = line_or_video(case)
+    plain = getattr(nn, type(layer).__name__)
+    expected = plain._conv_forward(layer, x, layer.weight, layer.bias)
+    if innermost and x.ndim == 5:
+        x = x.contiguous(memory_format=torch.channels_last_3d)
+    torch.testing.assert_close(layer(x), expected)
+    assert layer(x[:0]).shape == (0, *expected.shape[1:])
+
+
+@pytest.mark.parametrize("case", ["a cube", "a line"])
+def test_misfits_of_lines_and_videos_are_torchs_to_refuse(case: str) -> None:
+    layer, x = line_or_video(case)
+    with pytest.raises(RuntimeError, match="channels"):
+        layer(x[:, :-1])
+    unpadded = type(layer)(x.shape[1], 4, 3)
+    with pytest.raises(RuntimeError, match=r"[Kk]ernel size"):
+        unpadded(x[..., :2])

@@ -15,7 +15,7 @@ LAYERS: dict[str, tuple[tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = {
     "Linear": ((6, 4), {}, (2, 6)),
     "Conv1d": ((4, 6, 3), {"padding": 1}, (2, 4, 8)),
     "Conv2d": ((4, 6, 3), {"padding": 1, "stride": 2}, (2, 4, 8, 8)),
-    "Conv3d": ((4, 6, 3), {"padding": 1}, (1, 4, 3, 4, 4)),
+    "Conv3d": ((4, 6, 3), {"padding": 1}, (2, 4, 3, 4, 4)),
     "ConvTranspose1d": ((4, 6, 3), {"stride": 2, "padding": 1}, (2, 4, 8)),
     "ConvTranspose2d": ((4, 6, 2), {"stride": 2}, (2, 4, 5, 5)),
     "ConvTranspose3d": ((4, 6, 2), {"stride": 2}, (1, 4, 3, 4, 4)),
