@@ -18,17 +18,18 @@ import pytest
 from comfy_execution.graph_utils import GraphBuilder
 from tests.blackbox.client import END_TIMEOUT_S, connected, fresh, graph
 from tests.blackbox.conftest import arguments
+from tests.blackbox.marks import Marks
 from tests.support.server_process import ServerProcess, start_server
+from tests.support.waiting import PATIENCE_S
 
 
-class Fort:
+class Fort(Marks):
     """A server that dies and comes back, in the same folder and on the same port."""
 
     def __init__(self, base: Path) -> None:
-        self.base = base
+        super().__init__(base)
         self.arguments = [*arguments(base), "--restart-after", "1.5"]
         self.server: ServerProcess = start_server(base, *self.arguments)
-        self.marks = base / "marks"
 
     def restart(self) -> None:
         """Starts a new server at once, as launchers do."""
@@ -38,18 +39,6 @@ class Fort:
     def child(self) -> int:
         """Process that serves; its parent is the supervisor."""
         return psutil.Process(self.server.process.pid).children()[0].pid
-
-    def marked(self, value: int) -> int:
-        """How often the node with this value has run."""
-        text = self.marks.read_text() if self.marks.exists() else ""
-        return text.splitlines().count(str(value))
-
-    def mark(self, value: int, seconds: float = 0.0) -> GraphBuilder:
-        """A graph that leaves a mark, waits, and shows its value."""
-        g = graph()
-        node = g.node("TrialMark", value=value, path=str(self.marks), seconds=seconds)
-        g.node("TrialShow", id="shown", value=node.out(0))
-        return g
 
     def queue(self, prompt: GraphBuilder, **fields: Any) -> str:
         """Posts a prompt that must be accepted."""
@@ -127,11 +116,12 @@ def test_a_native_crash_costs_its_own_job_only(fort: Fort) -> None:
 
 def test_a_killed_child_comes_back_with_its_queue_in_order(fort: Fort) -> None:
     values = [fresh() for _ in range(4)]
-    ids = [fort.queue(fort.mark(values[0], seconds=1.5), client_id="me")]
+    ids = [fort.queue(fort.held(values[0]), client_id="me")]
     until(lambda: fort.marked(values[0]) == 1)
     ids += [fort.queue(fort.mark(v), client_id=f"me-{v}") for v in values[1:3]]
     ids.append(fort.queue(fort.mark(values[3]), front=True))
     os.kill(fort.child, signal.SIGKILL)
+    fort.release(values[0])
 
     entries = [fort.history(prompt_id) for prompt_id in ids]
     assert [entry["outputs"]["shown"]["value"][0] for entry in entries] == values
@@ -143,7 +133,7 @@ def test_a_killed_child_comes_back_with_its_queue_in_order(fort: Fort) -> None:
 
 def test_with_the_supervisor_the_child_ends_and_the_port_is_free(fort: Fort) -> None:
     value = fresh()
-    running = fort.queue(fort.mark(value, seconds=1.5))
+    running = fort.queue(fort.held(value))
     waiting = [fort.queue(fort.mark(fresh())) for _ in range(2)]
     until(lambda: fort.marked(value) == 1)
     child = fort.child
@@ -151,6 +141,7 @@ def test_with_the_supervisor_the_child_ends_and_the_port_is_free(fort: Fort) -> 
     fort.server.process.wait()
     fort.restart()
     until(lambda: has_ended(child))
+    fort.release(value)
     for prompt_id in (running, *waiting):
         assert fort.history(prompt_id)["status"]["status_str"] == "success"
     assert fort.marked(value) == 2
@@ -158,7 +149,7 @@ def test_with_the_supervisor_the_child_ends_and_the_port_is_free(fort: Fort) -> 
 
 def test_a_prompt_that_dies_twice_is_given_up(fort: Fort) -> None:
     value = fresh()
-    running = fort.queue(fort.mark(value, seconds=3.0))
+    running = fort.queue(fort.held(value))
     for times in (1, 2):
         until(lambda: fort.marked(value) == times)  # noqa: B023 - called before the loop goes on
         os.kill(fort.child, signal.SIGKILL)
@@ -204,14 +195,11 @@ def test_native_code_that_never_ends_costs_a_restart(fort: Fort) -> None:
 
 def test_a_server_that_is_told_to_end_leaves_its_work_to_the_next(fort: Fort) -> None:
     value = fresh()
-    g = graph()
-    mark = g.node("TrialMark", value=value, path=str(fort.marks), seconds=0.0)
-    polite = g.node("TrialPolite", value=mark.out(0), seconds=3.0)
-    g.node("TrialShow", id="shown", value=polite.out(0))
-    running, waiting = fort.queue(g), fort.queue(fort.mark(fresh()))
+    running, waiting = fort.queue(fort.held(value)), fort.queue(fort.mark(fresh()))
     until(lambda: fort.marked(value) == 1)
     fort.server.process.terminate()
-    fort.server.process.wait(30)
+    fort.server.process.wait(PATIENCE_S)
+    fort.release(value)
     fort.restart()
     entry = fort.history(running)
     assert entry["outputs"]["shown"]["value"] == [value]

@@ -29,8 +29,9 @@ def test_two_actors_run_prompts_at_once_and_one_is_cancelled(mill: Mill) -> None
     assert [worker["name"] for worker in mill.workers()] == ["ray-1", "ray-2"]
     with connected(mill.server) as one, connected(mill.server) as other:
         value = fresh()
-        ids = [one.queue(mill.mark(fresh(), 60.0)), other.queue(mill.mark(value, 1.0))]
+        ids = [one.queue(mill.held(fresh())), other.queue(mill.held(value))]
         mill.until_running(*ids)
+        mill.release(value)
         assert other.follow(ids[1]).shown("shown") == [value]
         mill.server.post("/interrupt", {"prompt_id": ids[0]})
         assert one.follow(ids[0]).data("execution_interrupted")
@@ -51,10 +52,11 @@ def test_a_killed_process_and_a_killed_actor_cost_a_second_start(mill: Mill) -> 
     with connected(mill.server) as client:
         for kill_actor in (False, True):
             value = fresh()
-            prompt_id = client.queue(mill.mark(value, 1.5))
+            prompt_id = client.queue(mill.held(value))
             until(lambda: mill.marked(value) == 1)  # noqa: B023 - called before the loop goes on
             pid = mill.pid(prompt_id)
             os.kill(psutil.Process(pid).ppid() if kill_actor else pid, signal.SIGKILL)
+            mill.release(value)
             assert client.follow(prompt_id).shown("shown") == [value]
             assert mill.marked(value) == 2
 
@@ -63,11 +65,12 @@ def test_a_lost_cluster_is_joined_again_and_the_server_lives(mill: Mill) -> None
     mill.idle()
     with connected(mill.server) as client:
         value = fresh()
-        prompt_id = client.queue(mill.mark(value, 1.0))
+        prompt_id = client.queue(mill.held(value))
         until(lambda: mill.marked(value) == 1)
         family = psutil.Process(mill.server.process.pid).children(recursive=True)
         joined = next(p for p in family if any("ray_actors import" in word for word in p.cmdline()))
         joined.kill()
+        mill.release(value)
         assert client.follow(prompt_id).shown("shown") == [value]
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from comfy_execution.graph_utils import GraphBuilder
 from tests.blackbox.client import Client, Outcome, connected, fresh, graph, is_end
 from tests.blackbox.conftest import arguments
+from tests.blackbox.marks import Marks
 from tests.blackbox.test_crash import until
 from tests.support.prompts import demo_prompt
 from tests.support.server_process import ServerProcess, start_server
@@ -24,12 +24,11 @@ PREVIEW = b"\x00\x00\x00\x01"
 PAINTED = [demo_prompt(seed=seed, steps=2, size=(64, 64), prefix="same") for seed in (1, 2)]
 
 
-class Mill:
+class Mill(Marks):
     """A server with several workers."""
 
     def __init__(self, base: Path, *options: str) -> None:
-        self.base = base
-        self.marks = base / "marks"
+        super().__init__(base)
         self.pictures: list[bytes] = []  # of `PAINTED`, by workers
         self.server: ServerProcess = start_server(base, *arguments(base), *options)
         self.idle()
@@ -59,19 +58,6 @@ class Mill:
     def pid(self, prompt_id: str) -> int:
         """Process of the worker that runs a prompt."""
         return next(int(w["pid"]) for w in self.workers() if w["prompt_id"] == prompt_id)
-
-    def marked(self, value: int) -> int:
-        """How often the node with this value has run."""
-        text = self.marks.read_text() if self.marks.exists() else ""
-        return text.splitlines().count(str(value))
-
-    def mark(self, value: int, seconds: float) -> GraphBuilder:
-        """A graph that leaves a mark, waits politely, and shows its value."""
-        g = graph()
-        mark = g.node("TrialMark", value=value, path=str(self.marks), seconds=0.0)
-        wait = g.node("TrialPolite", value=mark.out(0), seconds=seconds)
-        g.node("TrialShow", id="shown", value=wait.out(0))
-        return g
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +97,13 @@ def test_two_prompts_run_at_once_and_their_news_reach_their_owners(
     ids = []
     for value, client in enumerate(clients):
         g = graph()
-        wait = g.node("TrialPolite", id="wait", value=value, seconds=1.0)
+        wait = g.node("TrialHeld", id="wait", value=value, path=str(mill.base / "both"))
         steps = g.node("TrialSteps", id="steps", value=wait.out(0), steps=3, picture=True)
         told = g.node("TrialTell", id="tell", value=steps.out(0), text=f"of {value}")
         g.node("TrialShow", id="shown", value=told.out(0))
         ids.append(client.queue(g))
     mill.until_running(*ids)
+    (mill.base / "both").touch()
     for value, client in enumerate(clients):
         done = all_news(client, ids[value])
         assert {frame["data"].get("prompt_id", ids[value]) for frame in done.frames} == {ids[value]}
@@ -133,7 +120,7 @@ def test_one_of_two_is_cancelled_and_without_a_name_all_that_run(
     mill: Mill, clients: tuple[Client, Client]
 ) -> None:
     one, other = clients
-    ids = [client.queue(mill.mark(fresh(), 60.0)) for client in (one, other, one)]
+    ids = [client.queue(mill.held(fresh())) for client in (one, other, one)]
     mill.until_running(*ids[:2])
     mill.server.post("/interrupt", {"prompt_id": ids[1]})
     stopped = other.follow(ids[1])
@@ -166,9 +153,10 @@ def test_a_killed_worker_costs_its_prompt_a_second_start_and_the_other_nothing(
     mill: Mill, clients: tuple[Client, Client]
 ) -> None:
     values = fresh(), fresh()
-    ids = [c.queue(mill.mark(v, 1.5)) for c, v in zip(clients, values)]
+    ids = [c.queue(mill.held(v)) for c, v in zip(clients, values)]
     until(lambda: [mill.marked(value) for value in values] == [1, 1])
     os.kill(mill.pid(ids[0]), signal.SIGKILL)
+    mill.release(*values)
     for client, prompt_id, value in zip(clients, ids, values):
         assert client.follow(prompt_id).shown("shown") == [value]
     assert [mill.marked(value) for value in values] == [2, 1]
@@ -180,7 +168,7 @@ def test_native_code_that_crashes_fails_its_prompt_only_and_the_next_server_goes
 ) -> None:
     mill.idle()
     g, value = graph(), fresh()
-    good = clients[1].queue(mill.mark(value, 5.0))
+    good = clients[1].queue(mill.held(value))
     until(lambda: mill.marked(value) == 1)
     abort = g.node("TrialAbort", id="abort", value=1)
     g.node("TrialShow", value=abort.out(0))
@@ -190,6 +178,7 @@ def test_native_code_that_crashes_fails_its_prompt_only_and_the_next_server_goes
     until(lambda: "Fatal Python error: Aborted" in mill.server.log)
     assert mill.running() == [good]
     mill.restart()  # what runs is left to it
+    mill.release(value)
     assert mill.server.wait(good)["outputs"]["shown"]["value"] == [value]
     assert mill.marked(value) == 2
     alone = [mill.server.picture(mill.server.run(prompt), "7") for prompt in PAINTED]

@@ -139,6 +139,20 @@ class Polite(Busy):
         return (value,)
 
 
+class Held(Raise):
+    """Work that lasts until a file is there, and that asks whether it is to stop."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"value": INT, "path": ("STRING",)}}
+
+    def run(self, value: int, path: str) -> tuple[int]:
+        while not os.path.exists(path):
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            time.sleep(0.005)
+        return (value,)
+
+
 class Mark(Raise):
     """Leaves a line in a file each time it runs, waits, and hands the number on."""
 
@@ -192,4 +206,4 @@ class OddList(Odd):
     OUTPUT_IS_LIST = (True,)
 
 
-NODES = (Raise, RaiseAsync, Abort, Busy, Native, Stubborn, Polite, Mark, Odd, OddList)
+NODES = (Raise, RaiseAsync, Abort, Busy, Native, Stubborn, Polite, Held, Mark, Odd, OddList)
