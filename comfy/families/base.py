@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -195,6 +195,11 @@ class BaseModel(nn.Module):
     def latent_axes(self) -> int:
         """Axes of the latents that the network takes, batch and channels included."""
         return int(self.latent_format.latent_dimensions) + 2
+
+    def parts_wanted(self, shapes: Sequence[Sequence[int]]) -> str:
+        """What to take in place of a latent of parts of these shapes; empty if they fit."""
+        del shapes
+        return f"one latent of {self.latent_axes()} axes"
 
     def conditioning_widths(self) -> dict[str, int]:
         """Widths of the inputs that text encoders make, where the network has one for each."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -103,6 +103,20 @@ class LTXAVideoModel(LTXVideoModel):
                 "c_crossattn": sizes["cross_attention_dim"] + sizes["audio_cross_attention_dim"]
             }
         return {"c_crossattn": 2 * width}
+
+    def parts_wanted(self, shapes: Sequence[Sequence[int]]) -> str:
+        """A video and its sound, in this order."""
+        channels, width = self.latent_format.latent_channels, self._sound_channels()
+        is_pair = [len(shape) for shape in shapes] == [5, 4]
+        if is_pair and shapes[0][1] == channels and shapes[1][1] * shapes[1][3] == width:
+            return ""
+        return (
+            f"a video [batch, {channels}, time, rows, columns] and its sound [batch, channels, "
+            f"length, bands] of {width} channels x bands"
+        )
+
+    def _sound_channels(self) -> int:
+        return int({**USUAL_SIZES, **self.model_config.unet_config}["audio_in_channels"])
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """As LTX video; shapes of both latents, and a mask for each."""

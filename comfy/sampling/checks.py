@@ -85,6 +85,45 @@ def check_axes(model: Any, latent_image: Tensor, model_options: Mapping[str, Any
         )
 
 
+def check_members(members: Sequence[Tensor]) -> None:
+    """Refuse latents that cannot be sampled together.
+
+    Raises:
+        ValueError: One of them is no latent, or they are of batches of different sizes.
+    """
+    for member in members:
+        check_is_latent(member)
+    if len({member.shape[BATCH] for member in members}) > 1:
+        raise ValueError(
+            "latents that are sampled together (video with its sound) are of one batch, found "
+            f"shapes {', '.join(str(tuple(member.shape)) for member in members)}; make both with "
+            "the same batch_size"
+        )
+
+
+def check_parts(
+    model: Any, shapes: Sequence[Sequence[int]], model_options: Mapping[str, Any]
+) -> None:
+    """Refuse a latent of several parts for a model that does not take such parts.
+
+    Nothing is checked where code of the run stands between the latent and the network.
+
+    Args:
+        model: A base model; `parts_wanted(shapes)`, if it has it, gives what the model takes in
+            place of these, or nothing where they fit.
+
+    Raises:
+        ValueError: With the parts that were expected and found.
+    """
+    wanted: str = getattr(model, "parts_wanted", lambda _: "")(shapes)
+    if wanted and not _code_stands_between(model_options):
+        raise ValueError(
+            f"the model takes {wanted}, found a latent of {len(shapes)} parts of shapes "
+            f"{', '.join(str(tuple(shape)) for shape in shapes)}; use empty latents of this "
+            "model's kind, joined in that order if there are several"
+        )
+
+
 def check_windows(model_options: Mapping[str, Any], parts: int) -> None:
     """Refuse windows over the cells of a latent of several parts, whose cells lie in one line.
 
@@ -138,17 +177,23 @@ def check_widths(
 
 
 def warn_of_broken_conditioning(conds: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-    """Say which texts or masks of processed lists hold NaN or infinity.
+    """Say which texts, pictures, references or masks of processed lists hold NaN or infinity.
 
     Args:
         conds: Processed lists by name.
     """
     for name, entries in conds.items():
         for entry in entries:
-            text = getattr(entry["model_conds"].get(TEXT), "cond", None)
-            for value, what in ((text, "conditioning"), (entry.get("mask"), "conditioning's mask")):
-                if torch.is_tensor(value):
-                    warn_if_not_finite(value, f"{name} {what}")
+            for key, made in entry["model_conds"].items():
+                what = "conditioning" if key == TEXT else f"conditioning ({key})"
+                _warn_of_broken_tensors(getattr(made, "cond", None), f"{name} {what}")
+            _warn_of_broken_tensors(entry.get("mask"), f"{name} conditioning's mask")
+
+
+def _warn_of_broken_tensors(value: Any, where: str) -> None:
+    for tensor in value if isinstance(value, (list, tuple)) else (value,):
+        if torch.is_tensor(tensor) and tensor.is_floating_point():
+            warn_if_not_finite(tensor, where)
 
 
 def warn_of_unread_patches(model: Any, model_options: Mapping[str, Any]) -> None:

@@ -184,6 +184,8 @@ class CFGGuider:
         """
         if len(latent_shapes or ()) < 2:  # several are packed into one line
             checks.check_axes(self.inner_model, noise, self.model_options)
+        else:
+            checks.check_parts(self.inner_model, latent_shapes or (), self.model_options)
         # An empty latent stays zero: the scale's shift would turn it into a grey picture.
         if latent_image is not None and torch.count_nonzero(latent_image) > 0:
             latent_image = self.inner_model.process_latent_in(latent_image)
@@ -276,6 +278,7 @@ class CFGGuider:
         nested = getattr(latent_image, "is_nested", False)
         shapes: list[Any] | None = None
         if nested:
+            checks.check_members(latent_image.unbind())
             checks.check_windows(self.model_options, len(latent_image.unbind()))
             noise, shapes = nested_tensor.pack(noise.unbind())
             latent_image, _ = nested_tensor.pack(latent_image.unbind())

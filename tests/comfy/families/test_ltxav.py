@@ -366,3 +366,26 @@ def test_text_of_another_model_is_refused(tmp_path: Path) -> None:
     latent = {"samples": torch.ones(VIDEO)}
     with pytest.raises(ValueError, match="48"):
         common_ksampler(model, 3, 2, 1.0, "euler", "simple", cond, cond, latent)
+
+
+MISFITS = {
+    "three parts": ([VIDEO, SOUND, SOUND], "3 parts"),
+    "the sound first": ([SOUND, VIDEO], r"\(1, 4, 7, 4\), \(1, 128, 3, 2, 3\)"),
+    "a video of other channels": ([(1, 16, 3, 2, 3), SOUND], r"a video \[batch, 128, "),
+    "a sound of other bands": ([VIDEO, (1, 4, 7, 5)], "of 16 channels x bands"),
+    "two videos": ([VIDEO, VIDEO], "2 parts"),
+    "batches that differ": ([(2, *VIDEO[1:]), SOUND], "of one batch, found shapes .*batch_size"),
+    "an empty sound": ([VIDEO, (1, 4, 0, 4)], "holds one cell at least"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_parts_that_are_no_video_with_sound_are_refused_with_their_shapes(
+    case: str, tmp_path: Path
+) -> None:
+    shapes, reason = MISFITS[case]
+    model = load(tmp_path)
+    latent = {"samples": NestedTensor([noise(*shape) for shape in shapes])}
+    text = [[noise(1, 3, 2 * TEXT), {}]]
+    with pytest.raises(ValueError, match=reason):
+        common_ksampler(model, 3, 2, 2.0, "euler", "simple", text, text, latent)

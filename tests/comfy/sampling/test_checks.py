@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from comfy import conds
 from comfy.devices import memory
 from comfy.interrupt import InterruptProcessingException, interrupt_current_processing
 from comfy.ldm.unet.model import UNetModel
@@ -321,6 +322,19 @@ def test_what_is_broken_before_sampling_is_said(
     one_run(torch.tensor([1.0, 0.0]), positive=entry, mask=broken if what == "noise mask" else None)
     said = {"text": "positive conditioning is", "mask": "positive conditioning's mask is"}
     assert said.get(what, "noise mask is") in caplog.text
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("kind", [conds.CONDRegular, conds.CONDNoiseShape, conds.CONDList])
+def test_broken_pictures_and_references_of_conditioning_are_said(
+    kind: Any, value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = torch.full((1, 4, 8, 8), value)
+    given = kind([torch.zeros(1, 4, 8, 8), broken] if kind is conds.CONDList else broken)
+    numbers = conds.CONDRegular(torch.ones(1, 4, dtype=torch.int64))
+    listed = {"negative": [{"model_conds": {"ref_latents": given, "ids": numbers}}]}
+    checks.warn_of_broken_conditioning(listed)
+    assert "negative conditioning (ref_latents) is NaN or infinite" in caplog.text
 
 
 @pytest.mark.parametrize("indices", [[-1, 3], [0, 1, 2], ["a", "b"], [0.5, 1.0], [[0, 1]], []])
