@@ -336,6 +336,13 @@ class ACEAudio(LatentFormat):
     latent_dimensions = 2
 
 
+class ACEAudio15(LatentFormat):
+    """ACE-Step 1.5 music: 25 cells a second."""
+
+    latent_channels = 64
+    latent_dimensions = 1
+
+
 class ChromaRadiance(LatentFormat):
     """Chroma Radiance works on pixels."""
 

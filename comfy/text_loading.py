@@ -26,6 +26,7 @@ from comfy.loading import (
 )
 from comfy.text_encoders import (
     ace,
+    ace15,
     hunyuan_image,
     hunyuan_video,
     hydit,
@@ -105,8 +106,8 @@ def load_clip(
                 path,
                 cannot_run(unsupported) if unsupported else found,
                 "choose a CLIP text encoder (ViT-L, OpenCLIP ViT-H or bigG), T5-XXL, UMT5-XXL, "
-                "UMT5-base, mT5-XL, the BERT of Hunyuan-DiT, Qwen 2.5 7B, Qwen 3 4B, Qwen 3 VL, "
-                "Qwen 3.5, Llama 3, "
+                "UMT5-base, mT5-XL, the BERT of Hunyuan-DiT, Qwen 2.5 7B, Qwen 3 0.6B, 2B or 4B, "
+                "Qwen 3 VL, Qwen 3.5, Llama 3, "
                 "Mistral Small 3, Gemma 2 2B, Gemma 3 4B or 12B, Jina CLIP v2, "
                 "or (beside Gemma 3 12B) a checkpoint of LTX-2 with the connectors of its text",
             )
@@ -222,6 +223,8 @@ def _llm_name(state_dict: Mapping[str, Tensor]) -> str | None:
     if has_head_norms:
         if qwen3_vl.MARK in state_dict:
             return qwen3_vl.NAME
+        if norm.shape[0] == ace15.WIDTH:
+            return ace15.SMALL
         return ovis.NAME if is_narrow else qwen.QWEN3_4B
     if "model.layers.0.self_attn.k_proj.bias" in state_dict:
         return omnigen2.NAME if is_narrow else qwen.QWEN25_7B

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from comfy.families import (
     ace_step,
+    ace_step15,
     auraflow,
     cascade,
     chroma,
@@ -105,6 +106,7 @@ MODEL_FAMILIES: list[type[ModelFamily]] = [
     hunyuan3d.Hunyuan3Dv2_1,
     hidream.HiDream,
     ace_step.ACEStep,
+    ace_step15.ACEStep15,
     omnigen2.Omnigen2,
     qwen_image.QwenImage,
     kandinsky5.Kandinsky5Image,

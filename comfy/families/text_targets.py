@@ -12,6 +12,7 @@ import torch
 from comfy.families.family import ClipTarget
 from comfy.text_encoders import (
     ace,
+    ace15,
     hunyuan_image,
     hunyuan_video,
     hydit,
@@ -98,6 +99,11 @@ def _t5(arrangement: t5_alone.Arrangement) -> Target:
     )
 
 
+def _ace15(writer: str | None) -> Target:
+    """ACE-Step 1.5 beside a language model of this name; None: without one."""
+    return lambda kept: ClipTarget(ace15.ace15_tokenizer(writer), ace15.ace15_clip(writer, kept))
+
+
 QWEN_AND_BYT5 = frozenset({qwen.QWEN25_7B, hunyuan_image.BYT5})
 # Encoder -> classes that use it alone, for every type without a row of its own.
 ALONE: dict[str, Target] = {
@@ -115,6 +121,9 @@ ALONE: dict[str, Target] = {
     ),
     qwen.QWEN3_4B: lambda kept: ClipTarget(
         qwen.ZImageTokenizer, qwen.qwen_clip(qwen.ZImageTEModel, kept)
+    ),
+    ace15.SMALL: lambda kept: ClipTarget(
+        ace15.SmallTokenizer, qwen.qwen_clip(ace15.SmallAlone, kept)
     ),
     QWEN25_3B: lambda kept: ClipTarget(Omnigen2Tokenizer, omnigen2_clip(kept)),
     qwen3_vl.NAME: lambda kept: ClipTarget(qwen3_vl.Qwen3VLTokenizer, qwen3_vl.te(kept)),
@@ -157,6 +166,9 @@ FOR_TYPE: dict[tuple[CLIPType, frozenset[str]], Target | None] = {
     (CLIPType.NEWBIE, frozenset({lumina2.GEMMA3_4B, jina_clip_2.NAME})): lambda kept: ClipTarget(
         newbie.NewBieTokenizer, newbie.newbie_clip(kept)
     ),
+    (CLIPType.ACE, frozenset({ace15.SMALL})): _ace15(None),
+    (CLIPType.ACE, frozenset({ace15.SMALL, ovis.NAME})): _ace15(ovis.NAME),
+    (CLIPType.ACE, frozenset({ace15.SMALL, qwen.QWEN3_4B})): _ace15(qwen.QWEN3_4B),
     (CLIPType.KANDINSKY5, frozenset({"clip_l", qwen.QWEN25_7B})): lambda kept: ClipTarget(
         Kandinsky5Tokenizer, kandinsky5_clip(kept)
     ),

@@ -22,7 +22,6 @@ NETWORKS: Marks = (
     ),
     ((ADALN, "pos_embed.proj.bias"), "PixArt, in the names of diffusers"),
     (("cap_embedder.1.weight", "cap_pad_token"), "Z-Image"),
-    (("encoder.lyric_encoder.layers.0.input_layernorm.weight",), "ACE-Step 1.5"),
     (("cap_embedder.1.weight",), "Lumina 2 or Z-Image, of a kind that is not known"),
     (("head.modulation",), "Wan, of a kind with other inputs"),
     (("txt_norm.weight",), "Qwen-Image"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from comfy.text_encoders import (
     ace,
+    ace15,
     hunyuan_video,
     hydit,
     jina_clip_2,
@@ -35,6 +36,7 @@ VOCABULARIES: dict[str, Callable[[Iterable[str]], str | None]] = {
     qwen.QWEN25_7B: qwen.find_qwen_pieces,
     qwen.QWEN3_4B: qwen.find_qwen_pieces,
     omnigen2.NAME: qwen.find_qwen_pieces,
+    ace15.SMALL: qwen.find_qwen_pieces,
     ovis.NAME: qwen.find_qwen_pieces,
     qwen3_vl.NAME: qwen.find_qwen_pieces,
     qwen35.NAME: qwen35.find_pieces,

@@ -12,6 +12,7 @@ from typing import Any
 
 from comfy.weights.lora_formats.clip import clip_names, encoder_names, t5_names
 from comfy.weights.lora_formats.transformers import (
+    ace_step_decoder_names,
     flux_packed_names,
     hunyuan_video_names,
     library_names,
@@ -27,6 +28,7 @@ NETWORK_LAYOUTS: list[Layout] = [
     lambda _keys, config: diffusers_names(config),
     library_names,
     prefixed_own_names,
+    ace_step_decoder_names,
     flux_packed_names,
     hunyuan_video_names,
 ]

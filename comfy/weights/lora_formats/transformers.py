@@ -66,6 +66,7 @@ OWN_NAMES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("t5_yproj.weight", ("{}",), ()),  # Mochi
     ("caption_projection.0.linear.weight", ("transformer.{}",), ("lycoris_{}",)),  # HiDream
     ("genre_embedder.weight", ("{}",), ()),  # ACE-Step
+    ("decoder.time_embed_r.linear_1.weight", ("{}", "base_model.model.{}"), ()),  # ACE-Step 1.5
     ("time_caption_embed.timestep_embedder.linear_1.bias", ("{}",), ()),  # OmniGen2
     ("txt_norm.weight", ("{}", "transformer.{}"), ("lycoris_{}",)),  # Qwen-Image
     ("visual_transformer_blocks.0.cross_attention.key_norm.weight", ("{}", "transformer.{}"), ()),
@@ -112,6 +113,32 @@ def flux_packed_names(keys: Collection[str], config: Mapping[str, Any]) -> dict[
         layer = f"{NETWORK}single_blocks.{index}.linear1"
         if NETWORK + "txt_in.weight" in keys and f"{layer}.weight" in keys:
             found[f"{layer}_qkv"] = (f"{layer}.weight", (0, 0, size))
+    return found
+
+
+ACE_STEP_LIBRARY = (
+    ("q_proj", "to_q"),
+    ("k_proj", "to_k"),
+    ("v_proj", "to_v"),
+    ("o_proj", "to_out.0"),
+)
+
+
+def ace_step_decoder_names(keys: Collection[str], _config: Mapping[str, Any]) -> dict[str, str]:
+    """Weights of the decoder of ACE-Step 1.5, of which trainers see nothing else, and under the
+    names of diffusers.
+    """
+    found: dict[str, str] = {}
+    decoder = f"{NETWORK}decoder."
+    if f"{decoder}time_embed_r.linear_1.weight" not in keys:
+        return found
+    for key in keys:
+        if key.startswith(decoder) and key.endswith(WEIGHT):
+            stem = key[len(decoder) : -len(WEIGHT)]
+            theirs = stem
+            for own, library in ACE_STEP_LIBRARY:
+                theirs = theirs.replace(own, library)
+            found |= {f"base_model.model.{stem}": key, f"transformer.{theirs}": key}
     return found
 
 
