@@ -7,6 +7,7 @@ looks at pictures that stand among them.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 QWEN25_7B, QWEN3_4B = "qwen25_7b", "qwen3_4b"
 PAD, TURN_START, USER, NEW_LINE = 151643, 151644, 872, 198
 TURN_MARK = "<|im_start|>"
+TURN_ENTRY = re.compile(rb'"id":\s*(\d+),\s*"content":\s*"<\|im_start\|>"')
+LEAST_LARGE = 200000  # Qwen 3.5 has the mark of a turn at 248045, Qwen 2.5 and 3 at 151644
 FILE_NAMES = ("qwen_tokenizer.json", "tokenizer.json")
 PACKAGE_FOLDERS = ("conf/tokenizers/qwen_image/tokenizer", "conf/tokenizers/z_image/tokenizer")
 WANTED = (
@@ -105,8 +108,16 @@ def find_qwen_pieces(folders: Iterable[str]) -> str | None:
 
 
 def _knows_turns(path: Path) -> bool:
-    """Whether a `tokenizer.json` is of a model for conversations like Qwen's."""
-    return TURN_MARK.encode() in path.read_bytes()
+    """Whether a `tokenizer.json` is of a model for conversations like Qwen's, and not larger than
+    those of Qwen 2.5 and 3."""
+    content = path.read_bytes()
+    return TURN_MARK.encode() in content and not is_large(content)
+
+
+def is_large(content: bytes) -> bool:
+    """Whether a `tokenizer.json` is that of Qwen 3.5, by the id of the mark of a turn."""
+    found = TURN_ENTRY.search(content)
+    return found is not None and int(found[1]) >= LEAST_LARGE
 
 
 class QwenTokenizer(SDTokenizer):

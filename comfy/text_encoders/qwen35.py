@@ -6,7 +6,6 @@ is larger than that of Qwen 2.5 and 3.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,11 +19,11 @@ from comfy.text_encoders.encoder import keeping
 from comfy.text_encoders.language_model import LanguageModel, LanguageModelAlone
 from comfy.text_encoders.qwen import (
     PICTURE,
-    TURN_MARK,
     Z_IMAGE_TEMPLATE,
     QwenPieces,
     QwenTokenizer,
     TemplateTokenizer,
+    is_large,
 )
 
 NAME = "qwen35"
@@ -32,7 +31,6 @@ MARK = "model.layers.0.linear_attn.A_log"
 TABLE = f"{NAME}.transformer.model.embed_tokens.weight"
 WIDTH = 2560  # of 4B; files tell theirs
 PAD = 248044
-LEAST_MARK = 200000  # the mark of a turn has 248045 here, 151644 in Qwen 2.5 and 3
 OWN_FILE, SHARED_FILE = "qwen35_tokenizer.json", "tokenizer.json"
 WANTED = (
     "put tokenizer.json of a Qwen 3.5 model beside the text encoder or in models/text_encoders, as "
@@ -53,18 +51,9 @@ def find_pieces(folders: Iterable[str]) -> str | None:
         own, shared = Path(folder) / OWN_FILE, Path(folder) / SHARED_FILE
         if own.is_file():
             return str(own)
-        if shared.is_file() and _is_large(shared):
+        if shared.is_file() and is_large(shared.read_bytes()):
             return str(shared)
     return None
-
-
-def _is_large(path: Path) -> bool:
-    try:
-        added = json.loads(path.read_bytes()).get("added_tokens") or ()
-        ids = {one["content"]: one["id"] for one in added}
-    except (ValueError, AttributeError, LookupError, TypeError):
-        return False  # another model's, in whatever form
-    return ids.get(TURN_MARK, 0) >= LEAST_MARK
 
 
 class _Tokenizer(QwenTokenizer):

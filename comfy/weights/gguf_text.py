@@ -76,7 +76,7 @@ TOWER_NAMES: dict[str, str] = {
 # Architectures, as headers name them -> names of their weights.
 ARCHITECTURES: dict[str, dict[str, str]] = {
     **dict.fromkeys(("t5", "t5encoder", "umt5"), T5_NAMES),
-    **dict.fromkeys(("llama", "mistral3", "qwen2", "qwen2vl", "qwen3", "qwen3vl"), LLM_NAMES),
+    **dict.fromkeys(("llama", "mistral3", "qwen2", "qwen2vl", "qwen3"), LLM_NAMES),
     **dict.fromkeys(("gemma2", "gemma3"), GEMMA_NAMES),
     "clip": TOWER_NAMES,
 }

@@ -236,6 +236,16 @@ def test_an_encoder_with_published_names_keeps_them(tmp_path: Path) -> None:
     assert found.keys() == weights.keys()
 
 
+def test_qwen3_vl_is_not_taken_for_qwen3(tmp_path: Path) -> None:
+    """The names are the same, the waves of places are not."""
+    pieces(tmp_path)
+    weights = {"blk.0.attn_q.weight": torch.zeros(32, 32)}
+    told = {"general.architecture": "qwen3vl"}
+    path = gguf_files.write(tmp_path / "p.gguf", weights, "F32", told)
+    with pytest.raises(UnknownWeightFormatError, match="architecture 'qwen3vl'"):
+        text_loading.load_clip([str(path)])
+
+
 def of_tower(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """A picture tower as llama.cpp writes it: both pictures of a patch, and q, k, v, apart."""
     names = {theirs: ours for ours, theirs in gguf_text.TOWER_NAMES.items()}

@@ -21,7 +21,7 @@ from comfy.ldm.llm.qwen3_vl import Qwen3VL
 from comfy.ldm.llm.qwen35 import Qwen35
 from comfy.ldm.llm.qwen_vl import QwenVL
 from comfy.ops import manual_cast
-from comfy.text_encoders import conversations, generation, qwen35
+from comfy.text_encoders import conversations, generation, qwen, qwen35
 from comfy.text_encoders.clip import CLIP
 from comfy.text_encoders.generation import Choice, next_word
 from tests.comfy.families.test_transformers import random_like
@@ -249,11 +249,13 @@ def test_qwen35_takes_no_vocabulary_of_another_qwen(folder: Path, tmp_path: Path
     shutil.copy(folder / "qwen_tokenizer.json", tmp_path / "tokenizer.json")
     with pytest.raises(FileNotFoundError, match=r"Qwen 3\.5 were not found.*qwen35_tokenizer"):
         loaded(tmp_path, "qwen35")
+    assert qwen.find_qwen_pieces([str(tmp_path)]) == str(tmp_path / "tokenizer.json")
     made = json.loads((folder / "qwen_tokenizer.json").read_text())
     for number, token in enumerate(made["added_tokens"]):
         token["id"] = 248044 + number
     (tmp_path / "tokenizer.json").write_text(json.dumps(made))
     assert qwen35.find_pieces([str(tmp_path)]) == str(tmp_path / "tokenizer.json")
+    assert qwen.find_qwen_pieces([str(tmp_path)]) != str(tmp_path / "tokenizer.json")
 
 
 def test_memory_of_fixed_size_is_counted_once(folder: Path) -> None:
