@@ -309,6 +309,7 @@ CLIP_PAIR_TYPES = (
     "kandinsky5_image",
     "ltxv",
     "newbie",
+    "ace",
 )
 
 CLIP_TYPES = (

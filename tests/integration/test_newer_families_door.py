@@ -17,6 +17,7 @@ from torch import Tensor
 from comfy.text_encoders import qwen
 from tests.comfy.families import (
     test_ace_step,
+    test_ace_step15,
     test_auraflow,
     test_cascade,
     test_chroma_radiance,
@@ -119,6 +120,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(test_stable_audio.text_encoder(), encoders / "audio_te.safetensors")
     test_ace_step.checkpoint(models / "checkpoints")
     test_ace_step.lyric_file(encoders / "ace_lyrics_vocab.json")
+    test_ace_step15.write_parts(models)
     for stage in "cb":
         test_cascade.checkpoint(models / "checkpoints", stage)
     tensors = prefixed(test_auraflow.network(), PREFIX)
@@ -349,6 +351,29 @@ def test_ace_step_makes_a_song_and_goes_on_from_one(families: ServerProcess) -> 
     assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
     assert entry["outputs"]["save"]["audio"][0]["filename"].endswith(".mp3")
     assert entry["outputs"]["kept"]["audio"][0]["filename"].endswith(".flac")
+
+
+def test_ace_step15_makes_a_song_of_codes_that_its_writer_chose(families: ServerProcess) -> None:
+    loaders = {
+        "net": node("UNETLoader", unet_name="ace15.safetensors", weight_dtype="default"),
+        "clip": node("DualCLIPLoader", clip_name1="ace15/small.safetensors",
+                     clip_name2="ace15/writer.safetensors", type="ace"),
+        "vae": node("VAELoader", vae_name="ace15.safetensors"),
+        "shift": node("ModelSamplingAuraFlow", model=["net", 0], shift=3.0),
+    }  # fmt: skip
+    latent = node("EmptyAceStep1.5LatentAudio", seconds=1.0, batch_size=1)
+    prompt = graph(loaders, ["shift", 0], ["clip", 0], ["vae", 0], latent)
+    prompt["text"] = node(
+        "TextEncodeAceStepAudio1.5", clip=["clip", 0], tags="a red cat", lyrics="[verse]\nla la",
+        seed=31, bpm=190, duration=1.0, timesignature="4", language="en", keyscale="E minor",
+        generate_audio_codes=True, cfg_scale=2.0, temperature=0.85, top_p=0.9, top_k=0, min_p=0.0,
+    )  # fmt: skip
+    prompt["none"] = node("ConditioningZeroOut", conditioning=["text", 0])
+    prompt["decode"] = node("VAEDecodeAudio", samples=["run", 0], vae=["vae", 0])
+    prompt["save"] = node("SaveAudioMP3", audio=["decode", 0], filename_prefix="song", quality="V0")
+    entry = families.run(prompt)
+    assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
+    assert entry["outputs"]["save"]["audio"][0]["filename"].endswith(".mp3")
 
 
 def test_stable_cascade_makes_a_picture_in_two_stages(families: ServerProcess) -> None:

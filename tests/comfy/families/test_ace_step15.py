@@ -36,7 +36,7 @@ from comfy_extras.nodes_ace import (
 )
 from comfy_nodes.conditioning import ConditioningZeroOut
 from comfy_nodes.sampling import common_ksampler
-from tests.comfy.families.small_files import PREFIX, prefixed
+from tests.comfy.families.small_files import PREFIX, prefixed, write
 from tests.comfy.families.test_transformers import random_like
 
 HEADS = {"heads": 4, "groups": 2, "head": 8, "inner": 40}
@@ -208,6 +208,18 @@ def checkpoint(folder: Path) -> str:
     path = str(folder / "ace_step15.safetensors")
     save_file({key: value.contiguous() for key, value in tensors.items()}, path)
     return path
+
+
+def write_parts(models: Path) -> None:
+    """Files of single parts in a server's folders, the encoders with their vocabulary apart."""
+    encoders = models / "text_encoders" / "ace15"
+    encoders.mkdir()
+    pieces(encoders)
+    write(network(text_dim=WIDTH), models / "diffusion_models" / "ace15.safetensors")
+    write(autoencoder(), models / "vae" / "ace15.safetensors")
+    torch.save(rand(1, 64, 90, seed=8), models / "vae" / "silence_latent.pt")
+    write(language_model(WIDTH, FIRST + KNOWN), encoders / "small.safetensors")
+    write(language_model(2048, FIRST + KNOWN), encoders / "writer.safetensors")
 
 
 def told(clip: Any, **changes: Any) -> Any:
