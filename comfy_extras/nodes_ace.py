@@ -24,6 +24,7 @@ CHANNELS, BANDS = 8, 16
 CELLS_A_SECOND = 44100 / 512 / 8
 # Of ACE-Step 1.5 it is a line of cells, 25 a second.
 CHANNELS_15, RATE_15, SAMPLES_OF_CELL_15 = 64, 48000, 1920
+SILENCE_FILE = "silence_latent.pt"
 TIME_SIGNATURES = ["2", "3", "4", "6"]
 LANGUAGES = [
     "ar", "az", "bg", "bn", "ca", "cs", "da", "de", "el", "en", "es", "fa", "fi", "fr",
@@ -126,24 +127,27 @@ class TextEncodeAceStepAudio15(io.ComfyNode):
         song = Song(tags, lyrics, bpm, duration, timesignature, language, keyscale)
         choice = CodeChoice(cfg_scale, temperature, top_p, top_k, min_p, seed)
         tokens = clip.tokenize(tags, song=song, choice=choice if generate_audio_codes else None)
+        values = {"silence_latent": silence_latent()}  # before the codes, which take long
         conditioning = clip.encode_from_tokens_scheduled(tokens)
-        silence = silence_latent()
-        if silence is not None:
-            values = {"silence_latent": silence}
-            conditioning = node_helpers.conditioning_set_values(conditioning, values)
-        return io.NodeOutput(conditioning)
+        return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, values))
 
 
-def silence_latent() -> torch.Tensor | None:
-    """Latent of silence ``[1, 64, cells]`` of the first file of its name in the models' folders;
-    None where there is none yet.
+def silence_latent() -> torch.Tensor:
+    """Latent of silence ``[1, 64, cells]`` of the first file of its name in the models' folders.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It holds something else.
     """
     for kind in ("diffusion_models", "vae", "text_encoders", "checkpoints"):
         for folder in folder_paths.get_folder_paths(kind):
-            path = Path(folder) / "silence_latent.pt"
+            path = Path(folder) / SILENCE_FILE
             if path.is_file():
                 return read_silence(path)
-    return None
+    raise FileNotFoundError(
+        f"{SILENCE_FILE} was not found, and ACE-Step 1.5 needs silence where there is no music "
+        f"yet; {SILENCE_WANTED}"
+    )
 
 
 def read_silence(path: Path) -> torch.Tensor:

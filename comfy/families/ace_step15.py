@@ -103,8 +103,8 @@ class ACEStep15Model(BaseModel):
         """``[1, C, cells]`` as long as the latent and the piece that a voice is taken from."""
         if latent is None:
             raise ValueError(
-                f"the conditioning tells no latent of silence, which ACE-Step 1.5 needs where "
-                f"there is no music yet; {SILENCE_WANTED} and encode the text again"
+                "the conditioning tells no latent of silence, which ACE-Step 1.5 needs where "
+                "there is no music yet; make it with TextEncodeAceStepAudio1.5"
             )
         if latent.ndim != 3 or latent.shape[1] != noise.shape[1]:
             raise ValueError(

@@ -292,7 +292,7 @@ def test_files_of_single_parts_are_loaded_together(tmp_path: Path, silence: Path
     with pytest.raises(ValueError, match=r"with lyrics.*TextEncodeAceStepAudio1\.5"):
         base.extra_conds(**given)
     given["conditioning_lyrics"] = options["conditioning_lyrics"]
-    with pytest.raises(ValueError, match=r"no latent of silence.*silence_latent\.pt"):
+    with pytest.raises(ValueError, match=r"no latent of silence.*TextEncodeAceStepAudio1\.5"):
         base.extra_conds(**given)
     with pytest.raises(ValueError, match=r"\[1, 64, cells\] was expected, found shape \[1, 8, 3\]"):
         base.extra_conds(**given, silence_latent=rand(1, 8, 3))
@@ -303,6 +303,17 @@ def test_files_of_single_parts_are_loaded_together(tmp_path: Path, silence: Path
     assert base.extra_conds(**{**given, "cross_attn": states * 0})["is_told_nothing"].cond
     with pytest.raises(ValueError, match=r"0\.\.63999, found 5\.\.64000"):
         base.extra_conds(**given, audio_codes=torch.tensor([[5, CODES]]))
+
+
+def test_a_song_without_a_file_of_silence_is_refused_before_codes_are_written(
+    tmp_path: Path, silence: Path
+) -> None:
+    found: Any = loading.load_checkpoint_guess_config(checkpoint(tmp_path))
+    silence.unlink()
+    with pytest.raises(FileNotFoundError, match=r"silence_latent\.pt was not found.*ACE-Step1\.5"):
+        told(found.clip)
+    torch.save(rand(1, 64, 90), silence)  # it may come later
+    assert told(found.clip)[0][1]["silence_latent"].shape == (1, 64, 90)
 
 
 def test_a_damaged_file_of_silence_is_named(tmp_path: Path) -> None:
@@ -388,6 +399,7 @@ def test_chance_is_narrowed_before_it_is_spread() -> None:
         next_code(scores * torch.nan, CodeChoice(), torch.Generator())
 
 
+@pytest.mark.usefixtures("silence")
 def test_a_language_model_without_words_for_codes_is_refused(tmp_path: Path) -> None:
     pieces(tmp_path)
     paths = [str(tmp_path / name) for name in ("small.safetensors", "lm.safetensors")]

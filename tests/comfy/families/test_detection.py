@@ -20,6 +20,7 @@ from tests.comfy.families import key_shapes
 
 PREFIX = "model.diffusion_model."
 SUPPORTED = {family.__name__ for family in MODEL_FAMILIES}
+LATER = {"ACEStep15"}  # families of later versions than the recorded one
 
 
 def all_variants(golden_json: Callable[[str], Any]) -> dict[str, Any]:
@@ -64,7 +65,10 @@ def test_one_layout_alone_takes_a_recorded_network_for_its_own(
 
 def test_families_have_the_recorded_facts(golden_json: Callable[[str], Any]) -> None:
     rows = class_table(golden_json)
+    assert SUPPORTED - rows.keys() == LATER
     for family in MODEL_FAMILIES:
+        if family.__name__ in LATER:
+            continue
         row = rows[family.__name__]
         assert family.latent_format.__name__ == row["latent_format"]
         assert family.vae_key_prefix == row["vae_key_prefix"]

@@ -14,6 +14,7 @@ from torch import Tensor
 from comfy import loading
 from comfy.devices import residency
 from comfy.ldm.ace.model import ACEStepTransformer2DModel
+from comfy.ldm.ace.model15 import AceStep15
 from comfy.ldm.audio.dit import AudioDiffusionTransformer
 from comfy.ldm.aura.mmdit import MMDiT
 from comfy.ldm.chroma_radiance.model import ChromaRadiance
@@ -31,6 +32,7 @@ from comfy.patching.patcher import ModelPatcher
 from comfy_nodes.sampling import common_ksampler
 from tests.comfy.families import (
     test_ace_step,
+    test_ace_step15,
     test_auraflow,
     test_cascade,
     test_chroma_radiance,
@@ -65,6 +67,16 @@ POOLED = {"pooled_output": (1, test_cascade.TEXT)}
 CASES = {
     "ace_step": Case(
         ACEStepTransformer2DModel, test_ace_step.SIZES, (1, 8, 16, 5), test_ace_step.TEXT
+    ),
+    "ace_step15": Case(
+        AceStep15,
+        test_ace_step15.SIZES,
+        (1, 64, 9),
+        test_ace_step15.SIZES["text_dim"],
+        {
+            "conditioning_lyrics": (1, 7, test_ace_step15.SIZES["text_dim"]),
+            "silence_latent": (1, 64, 90),
+        },
     ),
     "auraflow": Case(MMDiT, test_auraflow.SIZES, (1, 4, 6, 5), test_auraflow.WIDTH),
     "lumina2": Case(NextDiT, test_lumina2.SIZES, test_lumina2.SHAPE, test_lumina2.TEXT),
