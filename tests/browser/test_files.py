@@ -12,6 +12,7 @@ from PIL import Image
 
 from tests.browser.editor import SAMPLER, SAVE, Editor, Watch
 from tests.support.server_process import ServerProcess
+from tests.support.waiting import read_until
 
 pytestmark = pytest.mark.browser
 
@@ -21,6 +22,17 @@ MASKED = {
     "3": {"class_type": "PreviewImage", "inputs": {"images": ["2", 0]}},
     "4": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
 }
+# A canvas of the mask editor differs in its middle from its upper part.
+_PAINTED = """() => {
+    const shown = [...document.querySelectorAll("#maskEditorCanvasContainer canvas")];
+    return shown.some((drawn) => {
+        const canvas = new OffscreenCanvas(drawn.width, drawn.height);
+        const context = canvas.getContext("2d");
+        context.drawImage(drawn, 0, 0);
+        const at = (y) => context.getImageData(canvas.width / 2, y * canvas.height, 1, 1).data;
+        return at(0.5).join() !== at(0.1).join();
+    });
+}"""
 BLACK, BLUE, WHITE = [0, 0, 0], [40, 90, 200], [255, 255, 255]
 
 
@@ -136,10 +148,13 @@ def test_an_uploaded_picture_gets_a_mask_in_the_mask_editor(
         .every((canvas) => canvas.width === 256)""")
     area = page.locator("#maskEditorCanvasContainer canvas").first.bounding_box()
     x, y = area["x"] + area["width"] / 2, area["y"] + area["height"] / 2
-    page.mouse.move(x - 60, y)
-    page.mouse.down()
-    page.mouse.move(x + 60, y, steps=8)
-    page.mouse.up()
+    for _ in range(5):  # the editor takes no strokes for a while after it has come
+        page.mouse.move(x - 60, y)
+        page.mouse.down()
+        page.mouse.move(x + 60, y, steps=8)
+        page.mouse.up()
+        if read_until(lambda: page.evaluate(_PAINTED), True, patience_s=4):
+            break
     page.get_by_role("dialog").get_by_role("button", name="Save").click()
     page.get_by_test_id("mask-editor-root").wait_for(state="hidden")
     assert editor.value(1, "image").startswith("clipspace-painted-masked-")
