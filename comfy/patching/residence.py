@@ -25,17 +25,14 @@ from comfy.ops.streaming import StreamPlan
 from comfy.patching.attributes import (
     Swap,
     copy_to_param,
-    get_attr,
     own_tensors,
-    present_attr,
-    set_attr,
     set_attr_param,
-    undo_swap,
 )
 from comfy.patching.hooked_weights import HookedWeights
 from comfy.patching.lent_weights import LentWeights
 from comfy.patching.occupancy import HeldWeight, Occupancy
 from comfy.patching.streamed_layers import StreamedLayers
+from comfy.patching.swapped_objects import SwappedObjects
 from comfy.weights.lending import LentWeight
 from comfy.weights.mapped_file import release_pages
 from comfy.weights.pages import WeightMemory
@@ -56,7 +53,7 @@ class Backup(NamedTuple):
 
 
 @dataclass(eq=False)
-class Residence(HookedWeights, LentWeights, StreamedLayers, Occupancy):
+class Residence(HookedWeights, LentWeights, StreamedLayers, SwappedObjects, Occupancy):
     """What was done to a base module.
 
     Attributes:
@@ -252,36 +249,13 @@ class Residence(HookedWeights, LentWeights, StreamedLayers, Occupancy):
         else:
             set_attr_param(model, key, backup.weight)
 
-    # -- objects ---------------------------------------------------------------------------
+    # -- whole modules ---------------------------------------------------------------------
 
-    def shows_objects(self, objects: dict[str, Any]) -> bool:
-        """Whether the module holds exactly these object patches now."""
-        return self.objects.keys() == objects.keys() and all(
-            get_attr(self.module(), name) is value for name, value in objects.items()
-        )
-
-    def swap_object(self, name: str, value: Any) -> None:
-        """Replace an object of the model."""
-        self._before_object_change(name)
-        self.objects[name] = present_attr(self.module(), name)
-        set_attr(self.module(), name, value)
-
-    def put_objects_back(self) -> None:
-        """Undo all object patches, last applied first."""
-        while self.objects:
-            name = next(reversed(self.objects))
-            self._before_object_change(name)
-            try:
-                undo_swap(self.module(), name, self.objects[name])
-            except (AttributeError, TypeError, ValueError, RuntimeError):
-                del self.objects[name]  # what held it is gone: the others must still come back
-                raise
-            del self.objects[name]
-
-    def _before_object_change(self, name: str) -> None:
-        """A module about to be replaced must not take device copies along."""
-        if isinstance(get_attr(self.module(), name), (nn.Module, torch.Tensor)):
-            self.forget_below(name)
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """(name, module) for every module that holds weights of its own."""
+        for name, module in self.module().named_modules():
+            if any(True for _ in own_tensors(module)):
+                yield name, module
 
     def forget_below(self, name: str) -> None:
         """Put everything under a dotted name back, before what stands there changes."""
@@ -290,14 +264,6 @@ class Residence(HookedWeights, LentWeights, StreamedLayers, Occupancy):
             inside = module_name == name or module_name.startswith(f"{name}.")
             if inside or (module_name == owner and name in self.home):
                 self.release(module_name, module)
-
-    # -- whole modules ---------------------------------------------------------------------
-
-    def modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """(name, module) for every module that holds weights of its own."""
-        for name, module in self.module().named_modules():
-            if any(True for _ in own_tensors(module)):
-                yield name, module
 
     def release(self, name: str, module: nn.Module) -> None:
         """Put a module's weights and attributes back."""

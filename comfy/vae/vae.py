@@ -18,6 +18,7 @@ from comfy.vae import unsupported
 from comfy.vae.cascade_kinds import in_place_of_both
 from comfy.vae.finite import cause_of, check_latent, is_finite
 from comfy.vae.kinds import custom_spec, detect_autoencoder
+from comfy.vae.pixels import COLOURS, cropped_to_cells, in_colours, with_channels
 from comfy.vae.spec import AutoencoderSpec
 from comfy.vae.tiled import TiledCoding
 from comfy.weights.contents import contents_in_words
@@ -27,7 +28,6 @@ from comfy.weights.layout import arrange_convolutions
 from comfy.weights.marks import cannot_run
 from comfy.weights.weight_norm import joined
 
-COLOURS = 3  # channels of a picture without alpha
 SOUND_AXES = 3
 
 ESTIMATE_TO_TRUTH = 3.0
@@ -161,14 +161,7 @@ class VAE(TiledCoding):
         """Cut pictures to a multiple of the ratio, equally on both sides."""
         if not self.crop_input:
             return pixels
-        ratio = self.spacial_compression_encode()
-        axes = range(1, pixels.ndim - 1) if pixels.ndim < 5 else range(2, pixels.ndim - 1)
-        for axis in axes:
-            size = pixels.shape[axis]
-            kept = int(size // ratio * ratio)
-            if kept != size:
-                pixels = pixels.narrow(axis, int(size % ratio) // 2, kept)
-        return pixels
+        return cropped_to_cells(pixels, self.spacial_compression_encode())
 
     # -- whole -----------------------------------------------------------------------------------
 
@@ -314,9 +307,9 @@ class VAE(TiledCoding):
                 f"shape {tuple(pixels.shape)}; connect a sound to VAEEncodeAudio"
             )
         if self.output_channels == COLOURS:
-            pixels = _in_colours(pixels)
+            pixels = in_colours(pixels)
         else:
-            pixels = _with_channels(pixels, self.output_channels, self.pad_channel_value)
+            pixels = with_channels(pixels, self.output_channels, self.pad_channel_value)
         whole = self.vae_encode_crop_pixels(pixels)
         if 0 in whole.shape:
             raise ValueError(
@@ -375,24 +368,6 @@ class VAE(TiledCoding):
             return self.first_stage_model.encode(pixels).to(self.output_device).float()
 
         return encode
-
-
-def _in_colours(pixels: Tensor) -> Tensor:
-    """Pictures without transparency; grey ones have the same value in all colours."""
-    if pixels.shape[-1] < COLOURS:
-        return pixels[..., :1].expand(*pixels.shape[:-1], COLOURS)
-    return pixels[..., :COLOURS]
-
-
-def _with_channels(values: Tensor, count: int, filling: float | str | None) -> Tensor:
-    """As many channels ``[..., C]`` as an autoencoder takes, where it says what fills the rest."""
-    if filling is None or values.shape[-1] == count:
-        return values
-    missing = max(0, count - values.shape[-1])
-    last = values[..., -1:].expand(*values.shape[:-1], missing)
-    if not isinstance(filling, str):
-        last = torch.full_like(last, filling)
-    return torch.cat([values[..., :count], last], dim=-1)
 
 
 def _spatial(ratio: Any) -> Any:
