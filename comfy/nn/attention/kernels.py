@@ -144,7 +144,7 @@ def _running_softmax(
         normaliser = normaliser * rescale + weights.sum(dim=-1, keepdim=True)
         weighted = weighted * rescale + torch.matmul(weights.to(v.dtype), v[:, :, start:stop])
         largest = peak
-    return weighted / normaliser
+    return weighted / normaliser if k.shape[2] else weighted  # of no keys nothing is seen
 
 
 def _mask_chunk(mask: Tensor | None, q0: int, q1: int, k0: int, k1: int) -> Tensor | None:

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 HALF = (torch.float16, torch.bfloat16)
 SAGE_HEADS = (64, 96, 128)  # head sizes that version 1 has kernels for
 SAGE_BLOCK = 64  # keys that its kernels take at a time
+SAGE_LARGEST_VALUE = 512.0  # a block of such adds up to half of what float16 holds
 LARGEST_HEAD = {"flash": 256, "sage": SAGE_HEADS[-1]}
 LARGEST_SAGE = (
     2**31
@@ -131,14 +132,26 @@ def _sage(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     Heads are padded to a size that version 1 has. The mean of the keys, which does not change the
     result and spoils 8-bit numbers, is taken off here: version 1 would change the caller's keys.
+    Values are made small: they are added in float16, where a block of large ones is infinite.
     """
     dim = q.shape[-1]
     extra = next(size for size in SAGE_HEADS if size >= dim) - dim
     smooth = k - k.mean(dim=2, keepdim=True)
-    q, k, v = (F.pad(x, (0, extra)) if extra else x for x in (q, smooth, v))
+    scale = _power_above(v, SAGE_LARGEST_VALUE)
+    q, k, v = (F.pad(x, (0, extra)) if extra else x for x in (q, smooth, v / scale))
     options = {"tensor_layout": "HND", "is_causal": False, "smooth_k": False}
     attend = _imported(sage_function)
-    return attend(*_with_dense_channels(q, k, v), sm_scale=dim**-0.5, **options)[..., :dim]
+    out: Tensor = attend(*_with_dense_channels(q, k, v), sm_scale=dim**-0.5, **options)
+    return out[..., :dim] * scale
+
+
+def _power_above(x: Tensor, largest: float) -> Tensor:
+    """For each item and head the least power of two, from one, that divides x to below `largest`.
+
+    `largest` is a power of two itself, so that dividing and multiplying changes no digit.
+    """
+    exponent = torch.frexp(x.abs().amax(dim=(2, 3), keepdim=True).float() / largest).exponent
+    return torch.exp2(exponent.clamp(min=0)).to(x.dtype)
 
 
 def _with_dense_channels(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -208,6 +221,7 @@ def _is_beyond(kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
         (q.dtype not in HALF, f"numbers of type {q.dtype}"),
         (q.shape[-1] > largest, f"heads of more than {largest} channels"),
         (q.shape[-1] != v.shape[-1], "values of other widths than queries"),
+        (k.shape[2] == 0, "empty keys"),
         (sage and trains, "gradients"),
         (sage and max(q.numel(), k.numel()) >= LARGEST_SAGE, "tensors of 2^31 numbers"),
     )

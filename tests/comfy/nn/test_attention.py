@@ -199,9 +199,11 @@ def test_more_items_than_an_accelerator_takes_go_in_several_calls(row, batches, 
     torch.testing.assert_close(row.function(q, k, k, 4, mask, **options), whole)
 
 
-@pytest.mark.parametrize("shape", [(0, 5, 9), (2, 0, 9)])
+@pytest.mark.parametrize("shape", [(0, 5, 9), (2, 0, 9), (2, 5, 0)])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_no_items_or_queries_make_an_empty_result(row, shape) -> None:
+def test_no_items_queries_or_keys_make_nothing(row, shape) -> None:
     items, queries, keys = shape
-    q, k, v = (torch.zeros(items, length, 64) for length in (queries, keys, keys))
-    assert row.function(q, k, v, 4).shape == (items, queries, 64)
+    q, k, v = (torch.ones(items, length, 64) for length in (queries, keys, keys))
+    made = row.function(q, k, v, 4)
+    assert made.shape == (items, queries, 64)
+    assert keys or torch.equal(made, torch.zeros_like(made))
