@@ -15,10 +15,10 @@ they compute on an accelerator, or with `--interpreted`, and only in half precis
     python benchmarks/quality.py --interpreted --half float16 --steps 12 --size 256
 
 makes pictures by the packages' own Triton kernels on the CPU, without the other settings
-(`benchmarks/interpreted.py` says which versions, and what must be in the environment); ten minutes.
-With `--half` attention of packages and, for comparison, torch's gets its inputs in that type while
-all else stays in float32. How much of it a package computed stands behind its name: the rest (77
-text tokens, say) torch's kernel did.
+(`benchmarks/interpreted.py` says which versions, and what must be in the environment); half an
+hour a package. With `--half` attention of packages and, for comparison, torch's gets its inputs in
+that type while all else stays in float32. How much of it a package computed stands behind its name:
+the rest (77 text tokens, say) torch's kernel did.
 """
 
 from __future__ import annotations
