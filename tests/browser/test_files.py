@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.browser.editor import SAMPLER, SAVE, Editor, Watch
+from tests.browser.editor import SAMPLER, SAVE, Editor
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import read_until
 
@@ -106,16 +106,12 @@ def test_every_kind_of_result_brings_its_graph_back(editor: Editor, server: Serv
         editor.wait_types(types)
 
 
-def test_pictures_without_a_graph_are_loaded(
-    editor: Editor, server: ServerProcess, watch: Watch
-) -> None:
+def test_pictures_without_a_graph_are_loaded(editor: Editor, server: ServerProcess) -> None:
     def png(colour: tuple[int, int, int]) -> bytes:
         buffer = io.BytesIO()
         Image.new("RGB", (64, 64), colour).save(buffer, "PNG")
         return buffer.getvalue()
 
-    # The editor draws a dropped picture under its name before it has sent it, and again after.
-    watch.allowed.append(r"404 GET /api/view\?type=input&filename=plain\.png&")
     before = set(server.get("/internal/files/input"))
     loaded = "() => window.app.graph.findNodesByType('LoadImage').map((node) => node.id)"
     ids: list[int] = []
