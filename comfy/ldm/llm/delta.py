@@ -121,7 +121,7 @@ class GatedNorm(nn.Module):
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """Of float32."""
-        return rms_norm(x, self.weight, self.eps) * functional.silu(gate.float())
+        return rms_norm(x, self.weight.to(x), self.eps) * functional.silu(gate.float())
 
 
 class GatedDelta(nn.Module):
