@@ -11,7 +11,7 @@ import torch
 import folder_paths
 import node_helpers
 from comfy.devices import placement
-from comfy.families.ace_step15 import SILENCE_WANTED
+from comfy.families.ace_step15 import SILENCE, SILENCE_WANTED
 from comfy.text_encoders.ace15 import Song
 from comfy.text_encoders.codes15 import CodeChoice
 from comfy_api.latest import io
@@ -24,7 +24,7 @@ CHANNELS, BANDS = 8, 16
 CELLS_A_SECOND = 44100 / 512 / 8
 # Of ACE-Step 1.5 it is a line of cells, 25 a second.
 CHANNELS_15, RATE_15, SAMPLES_OF_CELL_15 = 64, 48000, 1920
-SILENCE_FILE = "silence_latent.pt"
+SILENCE_FILE = f"{SILENCE}.pt"
 TIME_SIGNATURES = ["2", "3", "4", "6"]
 LANGUAGES = [
     "ar", "az", "bg", "bn", "ca", "cs", "da", "de", "el", "en", "es", "fa", "fi", "fr",
@@ -127,7 +127,7 @@ class TextEncodeAceStepAudio15(io.ComfyNode):
         song = Song(tags, lyrics, bpm, duration, timesignature, language, keyscale)
         choice = CodeChoice(cfg_scale, temperature, top_p, top_k, min_p, seed)
         tokens = clip.tokenize(tags, song=song, choice=choice if generate_audio_codes else None)
-        values = {"silence_latent": silence_latent()}  # before the codes, which take long
+        values = {SILENCE: silence_latent()}  # before the codes, which take long
         conditioning = clip.encode_from_tokens_scheduled(tokens)
         return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, values))
 
@@ -160,7 +160,7 @@ def read_silence(path: Path) -> torch.Tensor:
         held = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(f"{path} cannot be read ({error}); {SILENCE_WANTED}") from error
-    if not isinstance(held, torch.Tensor) or held.ndim != 3:
+    if not isinstance(held, torch.Tensor) or held.ndim != 3 or not held.numel():
         raise ValueError(f"{path} holds no latent of silence; {SILENCE_WANTED}")
     return held.float()
 

@@ -28,6 +28,7 @@ from comfy.text_encoders.tokenizer import UNLIMITED, ConversationTokenizer, SDTo
 logger = logging.getLogger(__name__)
 
 QWEN25_7B, QWEN3_4B = "qwen25_7b", "qwen3_4b"
+USUAL_WIDTH = 2560  # of the encoders of 4B
 PAD, TURN_START, USER, NEW_LINE = 151643, 151644, 872, 198
 TURN_MARK = "<|im_start|>"
 TURN_ENTRY = re.compile(rb'"id":\s*(\d+),\s*"content":\s*"<\|im_start\|>"')
@@ -131,7 +132,7 @@ class QwenTokenizer(SDTokenizer):
         self,
         embedding_directory: Any = None,
         tokenizer_data: Mapping[str, Any] | None = None,
-        embedding_size: int = 2560,
+        embedding_size: int = USUAL_WIDTH,
         embedding_key: str = QWEN3_4B,
     ) -> None:
         super().__init__(
@@ -162,6 +163,25 @@ class _Qwen25Tokenizer(QwenTokenizer):
         self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(embedding_directory, tokenizer_data, 3584, QWEN25_7B)
+
+
+class SizedQwenTokenizer(QwenTokenizer):
+    """Tokens for a model of several sizes: the table of words tells how wide embeddings are.
+
+    Attributes:
+        encoder_name: The encoder's, with which names of its weights begin.
+    """
+
+    encoder_name: ClassVar[str]
+
+    def __init__(
+        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
+    ) -> None:
+        table = (tokenizer_data or {}).get(
+            f"{self.encoder_name}.transformer.model.embed_tokens.weight"
+        )
+        width = USUAL_WIDTH if table is None else table.shape[1]
+        super().__init__(embedding_directory, tokenizer_data, width, self.encoder_name)
 
 
 class TemplateTokenizer(ConversationTokenizer):

@@ -6,9 +6,9 @@ is larger than that of Qwen 2.5 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -21,15 +21,13 @@ from comfy.text_encoders.qwen import (
     PICTURE,
     Z_IMAGE_TEMPLATE,
     QwenPieces,
-    QwenTokenizer,
+    SizedQwenTokenizer,
     TemplateTokenizer,
     is_large,
 )
 
 NAME = "qwen35"
 MARK = "model.layers.0.linear_attn.A_log"
-TABLE = f"{NAME}.transformer.model.embed_tokens.weight"
-WIDTH = 2560  # of 4B; files tell theirs
 PAD = 248044
 OWN_FILE, SHARED_FILE = "qwen35_tokenizer.json", "tokenizer.json"
 WANTED = (
@@ -56,17 +54,11 @@ def find_pieces(folders: Iterable[str]) -> str | None:
     return None
 
 
-class _Tokenizer(QwenTokenizer):
+class _Tokenizer(SizedQwenTokenizer):
+    encoder_name = NAME
     conversation = conversations.QWEN35
     pieces_class = Qwen35Pieces
     pad = PAD
-
-    def __init__(
-        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
-    ) -> None:
-        table = (tokenizer_data or {}).get(TABLE)
-        width = WIDTH if table is None else table.shape[1]
-        super().__init__(embedding_directory, tokenizer_data, width, NAME)
 
 
 class Qwen35Tokenizer(TemplateTokenizer):

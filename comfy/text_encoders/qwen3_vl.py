@@ -5,8 +5,8 @@ No family has an arrangement of its own for it yet; what it is loaded for is wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -19,25 +19,17 @@ from comfy.text_encoders.qwen import (
     PAD,
     PICTURE,
     Z_IMAGE_TEMPLATE,
-    QwenTokenizer,
+    SizedQwenTokenizer,
     TemplateTokenizer,
 )
 
 NAME = "qwen3vl"
 MARK = "visual.deepstack_merger_list.0.norm.weight"
-TABLE = f"{NAME}.transformer.model.embed_tokens.weight"
-WIDTH = 2560  # of 4B; files tell theirs
 
 
-class _Tokenizer(QwenTokenizer):
+class _Tokenizer(SizedQwenTokenizer):
+    encoder_name = NAME
     conversation = conversations.QWEN3_VL
-
-    def __init__(
-        self, embedding_directory: Any = None, tokenizer_data: Mapping[str, Any] | None = None
-    ) -> None:
-        table = (tokenizer_data or {}).get(TABLE)
-        width = WIDTH if table is None else table.shape[1]
-        super().__init__(embedding_directory, tokenizer_data, width, NAME)
 
 
 class Qwen3VLTokenizer(TemplateTokenizer):

@@ -33,9 +33,7 @@ SAGE_HEADS = (64, 96, 128)  # head sizes that version 1 has kernels for
 SAGE_BLOCK = 64  # keys that its kernels take at a time
 SAGE_LARGEST_VALUE = 512.0  # a block of such adds up to half of what float16 holds
 LARGEST_HEAD = {"flash": 256, "sage": SAGE_HEADS[-1]}
-LARGEST_SAGE = (
-    2**31
-)  # numbers of a tensor: version 1 counts them in 32 bits, and would read elsewhere
+LARGEST_SAGE = 2**31  # numbers of a tensor: version 1 counts in 32 bits, and would read elsewhere
 MASK_ALIGNMENT = 8  # rows of a mask for xFormers begin at multiples of so many cells
 
 

@@ -321,9 +321,10 @@ def test_a_damaged_file_of_silence_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"no")
     with pytest.raises(ValueError, match=r"silence_latent\.pt cannot be read"):
         read_silence(path)
-    torch.save({"a": rand(1)}, path)
-    with pytest.raises(ValueError, match="holds no latent of silence"):
-        read_silence(path)
+    for held in ({"a": rand(1)}, rand(1, 64), torch.empty(1, 64, 0)):
+        torch.save(held, path)
+        with pytest.raises(ValueError, match="holds no latent of silence"):
+            read_silence(path)
 
 
 def test_loras_reach_the_decoder_under_the_trainers_and_the_library_s_names(tmp_path: Path) -> None:
