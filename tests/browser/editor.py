@@ -43,7 +43,8 @@ _PASTE = """([content, name, type]) => {
         new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
 }"""
 _COLOURS = """([id, points]) => {
-    const image = window.app.graph.getNodeById(id).imgs[0];
+    const image = window.app.graph.getNodeById(id).imgs?.[0];
+    if (!image?.naturalWidth) return null;
     const canvas = new OffscreenCanvas(image.naturalWidth, image.naturalHeight);
     const context = canvas.getContext("2d");
     context.drawImage(image, 0, 0);
@@ -161,9 +162,13 @@ class Editor:
         """Waits until the workflow is shown."""
         self.page.wait_for_function(_READY, timeout=PATIENCE_MS)
 
-    def wait(self, condition: str, argument: Any = None) -> None:
-        """Waits until a JavaScript function of `argument` is true."""
-        self.page.wait_for_function(condition, arg=argument, timeout=PATIENCE_MS)
+    def wait(self, condition: str, argument: Any = None) -> Any:
+        """Waits until a JavaScript function of `argument` is true; returns what it then gave.
+
+        What is read afterwards may have changed: a node drops its picture while it loads another.
+        """
+        found = self.page.wait_for_function(condition, arg=argument, timeout=PATIENCE_MS)
+        return found.json_value()
 
     # The graph
 
@@ -223,24 +228,24 @@ class Editor:
     def wait_picture(self, node_id: int) -> int:
         """Waits until a node shows a picture; returns its width in pixels."""
         shown = "(id) => window.app.graph.getNodeById(id)?.imgs?.[0]?.naturalWidth"
-        self.wait(shown, node_id)
-        return int(self.page.evaluate(shown, node_id))
+        return int(self.wait(shown, node_id))
 
     def wait_loaded(self, node_id: int, name: str) -> int:
         """Waits until a node shows the picture file of this name; returns its width in pixels."""
-        self.wait(
+        width = self.wait(
             """([id, name]) => {
                 const node = window.app.graph.getNodeById(id), [shown] = node.imgs ?? [];
                 return node.widgets[0].value === name && shown?.naturalWidth > 0
-                    && new URL(shown.src).searchParams.get("filename") === name;
+                    && new URL(shown.src).searchParams.get("filename") === name
+                    && shown.naturalWidth;
             }""",
             [node_id, name],
         )
-        return self.wait_picture(node_id)
+        return int(width)
 
     def colours(self, node_id: int, *points: tuple[float, float]) -> list[list[int]]:
-        """RGB of the shown picture at points (x, y) in 0..1."""
-        return list(self.page.evaluate(_COLOURS, [node_id, [list(point) for point in points]]))
+        """RGB of the shown picture, once one is shown, at points (x, y) in 0..1."""
+        return list(self.wait(_COLOURS, [node_id, [list(point) for point in points]]))
 
     def count_events(self, *kinds: str) -> None:
         """Counts socket events of these kinds in `window.seen`, in order of arrival."""
