@@ -162,12 +162,16 @@ class Editor:
         """Waits until the workflow is shown."""
         self.page.wait_for_function(_READY, timeout=PATIENCE_MS)
 
-    def wait(self, condition: str, argument: Any = None) -> Any:
-        """Waits until a JavaScript function of `argument` is true; returns what it then gave.
+    def wait(self, condition: str, argument: Any = None) -> None:
+        """Waits until a JavaScript function of `argument` is true."""
+        self.page.wait_for_function(condition, arg=argument, timeout=PATIENCE_MS)
+
+    def wait_value(self, reading: str, argument: Any = None) -> Any:
+        """Waits until a JavaScript function of `argument` gives plain data; returns these.
 
         What is read afterwards may have changed: a node drops its picture while it loads another.
         """
-        found = self.page.wait_for_function(condition, arg=argument, timeout=PATIENCE_MS)
+        found = self.page.wait_for_function(reading, arg=argument, timeout=PATIENCE_MS)
         return found.json_value()
 
     # The graph
@@ -228,11 +232,11 @@ class Editor:
     def wait_picture(self, node_id: int) -> int:
         """Waits until a node shows a picture; returns its width in pixels."""
         shown = "(id) => window.app.graph.getNodeById(id)?.imgs?.[0]?.naturalWidth"
-        return int(self.wait(shown, node_id))
+        return int(self.wait_value(shown, node_id))
 
     def wait_loaded(self, node_id: int, name: str) -> int:
         """Waits until a node shows the picture file of this name; returns its width in pixels."""
-        width = self.wait(
+        width = self.wait_value(
             """([id, name]) => {
                 const node = window.app.graph.getNodeById(id), [shown] = node.imgs ?? [];
                 return node.widgets[0].value === name && shown?.naturalWidth > 0
@@ -245,7 +249,7 @@ class Editor:
 
     def colours(self, node_id: int, *points: tuple[float, float]) -> list[list[int]]:
         """RGB of the shown picture, once one is shown, at points (x, y) in 0..1."""
-        return list(self.wait(_COLOURS, [node_id, [list(point) for point in points]]))
+        return list(self.wait_value(_COLOURS, [node_id, [list(point) for point in points]]))
 
     def count_events(self, *kinds: str) -> None:
         """Counts socket events of these kinds in `window.seen`, in order of arrival."""
